@@ -217,7 +217,7 @@ def command_line() -> argparse.ArgumentParser:
     flag(
         "--batch-invariant",
         action="store_true",
-        help="the same answer, bit for bit, whatever runs beside it and wherever its prompt is cut; slower",
+        help="the same answer, bit for bit, beside any other rows and at any cut of its prompt; slower",
     )
     flag(
         "--wkv",

@@ -223,11 +223,11 @@ class StatePool:
     # Turns
 
     def pin(self, head: Head) -> None:
-        """The caller continues from here: the turn stays in the log, whatever is deleted, until `unpin`."""
+        """The caller continues from here: until `unpin` the turn stays in the log, though sessions go."""
         self._log.pin(head.turn)
 
     def unpin(self, head: Head) -> None:
-        """As often as `pin`."""
+        """Undo one `pin`; call it as often."""
         self._log.unpin(head.turn)
         self._tiers.rest(head.turn)
 

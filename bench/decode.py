@@ -2,7 +2,7 @@
 """Speed of the engine on a CUDA GPU: decode by batch size, prefill by shape.
 
 Embedding, sampling and detokenizing are included. Times are medians of runs; "floor" is the roofline
-(`decode_floor`), of fp16 weights whatever --weights says. --graphs leaves the engine out: it replays the
+(`decode_floor`), of fp16 weights also with --weights. --graphs leaves the engine out: it replays the
 model's CUDA graph alone, and a greedy choice feeds the next step.
 
     python bench/decode.py --size 1.5b
@@ -45,7 +45,7 @@ NOT_READ_WHOLE = ("r_k", "time_faaaa", "s_emb.weight", "s_emb_x.weight")
 
 @dataclass(frozen=True)
 class Work:
-    """What one token takes, and what one step reads whatever its size. In numbers, not bytes."""
+    """What one token takes, and what a step of any size reads. In numbers, not bytes."""
 
     dense: (
         int  # weights read whole: all matrices but the value matrices of the channel mix, and the embedding

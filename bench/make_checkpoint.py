@@ -128,7 +128,7 @@ def random_checkpoint(
 def random_rwkv6(
     layers: int, width: int, vocab: int = 65536, seed: int = 0, device: str = "cpu"
 ) -> dict[str, Tensor]:
-    """As `random_checkpoint`, of RWKV-6: the shapes of published models, 3.5 C hidden units."""
+    """A random checkpoint of RWKV-6: the shapes of published models, 3.5 C hidden units."""
     draw = Draw(seed, device)
     normal = draw.normal
     hidden, heads = width * 7 // 2 // 32 * 32, width // HEAD_SIZE

@@ -152,7 +152,7 @@ def busiest(clients: Generators) -> str:
 def mixed(options: argparse.Namespace, page: Page) -> None:
     """Inter-token times of stateless streams beside long prompts, without and with more rows, in rounds.
 
-    More rows lengthen a step whatever they are, so the last kind has streams in place of the sessions.
+    Rows of any kind lengthen a step, so the last kind has streams in place of the sessions.
     """
     processes = min(options.processes, options.streams)
     with measured(options) as (url, _), Generators(processes) as clients:

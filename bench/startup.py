@@ -79,7 +79,7 @@ def start(checkout: str, flags: list[str]) -> None:
 
 
 def measure(checkout: str, flags: list[str], streams: int, first: bool) -> StartTimes:
-    """The same, with so many streams over STREAMED seconds from then on.
+    """Time a start, with so many streams over STREAMED seconds from then on.
 
     `first`: with a copy of the user's cache that says nothing of GEMMs.
     """

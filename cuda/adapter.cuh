@@ -15,7 +15,7 @@
 #include "gemm.cuh"
 
 constexpr int ADAPTER_TILE = 16, ADAPTER_RANK = 16, ADAPTER_PARTS = 3;
-constexpr int ADAPTER_SPLITS = 16;      // parts of K, whatever the step
+constexpr int ADAPTER_SPLITS = 16;      // parts of K, in any step
 constexpr int ADAPTER_MOST_RANK = 256;  // what fits into a block's shared memory
 constexpr int ADAPTER_ALIGNMENT = 8;    // numbers of which the place of a matrix is a multiple
 

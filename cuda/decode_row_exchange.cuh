@@ -85,7 +85,7 @@ DEVICE void arrive_some(int name, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-// A load that is on its way from here on, whatever is waited for later.
+// A load that is on its way from here on, no matter what is waited for later.
 DEVICE uint32_t load_word(const __half* from) {
     uint32_t x;
     asm volatile("ld.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");

@@ -8,7 +8,7 @@
 // test/kernels/test_gemm_many.py. Only sm_90a; elsewhere the launcher returns cudaErrorNotSupported. How:
 // gemm_many.cuh.
 //
-// Sums are fp32, over k in order: those of a row are the same whatever the other rows are. With
+// Sums are fp32, over k in order: those of a row are the same beside any other rows. With
 // TileShape::partial_sums those over each of split_k parts of K are the result of the one GEMM, y [split_k,
 // M, N] fp32, for a norm to add up: so a few tiles give all multiprocessors work.
 #include "gemm_many_launch.cuh"

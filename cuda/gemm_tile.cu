@@ -14,7 +14,7 @@
 // The blocks of a cluster hold the parts of K of one tile: each adds up some of the rows, the others send it
 // theirs.
 // Sums are fp32: over k inside a part in order, then over the parts in order. The same split-K gives the same
-// result for a row, whatever the other rows are and however many.
+// result for a row, beside any other rows, few or many.
 #include "gemm_tile_launch.cuh"
 
 extern "C" {

@@ -20,7 +20,7 @@
 // 2 q + 1 along k of two columns eight apart, which are rows of w eight apart.
 //
 // Sums are fp32: over k inside a part in order, then over the parts in order, then times the scale. In tiles
-// of 32 and more rows of x the same split-K gives the same result for a row, whatever the other rows are and
+// of 32 and more rows of x the same split-K gives the same result for a row, beside any other rows and
 // however many. In tiles of 8 and 16 two warpgroups share each stage, so that K has twice the parts.
 #include <algorithm>
 

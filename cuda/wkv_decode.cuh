@@ -157,7 +157,7 @@ struct Shared {
 
 // Every row is one token: the first `most` tokens, or `*counted` of them. A row whose slot is negative is
 // padding: its output is zero. Tiles are `tile` rows of one head; they are numbered head by head, then from
-// rows to rows. A block takes two tiles that follow from its own number, then whatever tile is next
+// rows to rows. A block takes two tiles that follow from its own number, then the tile that is next
 // (`in.tile_counter`): together they go through memory from one end to the other, which is up to a tenth
 // faster than when those that get ahead go on to other places.
 // Warp i prepares and finishes row i of a tile. While a tile is computed, the inputs of the next are on their

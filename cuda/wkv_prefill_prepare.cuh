@@ -2,7 +2,7 @@
 // chunk in shared memory, and the inverse of its triangle.
 //
 // Sums over the channels of a head go over two of a lane, then over lanes as a tree; sums over tokens in
-// order. All of a chunk's numbers are computed in the same order whatever else runs.
+// order. All of a chunk's numbers are computed in the same order beside any others.
 #pragma once
 #include "wkv_prefill.cuh"
 

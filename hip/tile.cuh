@@ -7,7 +7,7 @@
 // l % 16 (tile_layout.h). Sums that are rounded to fp16 are therefore an operand as they lie, but for gfx11,
 // where lanes l and l + 16 exchange halves of their row.
 //
-// TILE_LANES threads side by side make a product. MFMA reads and writes all lanes of a wave, whatever branch
+// TILE_LANES threads side by side make a product. MFMA reads and writes all lanes of a wave in any branch
 // they took: all threads of a wave must get there together.
 //
 // Under nvcc (RWKV_PORTABLE) RWKV_TILE chooses whose layout is tested: 9, 11 or 12.

@@ -275,7 +275,7 @@ async def _unknown(front: Frontend, http: HttpRequest) -> HttpResponse:
 
 
 def _label_of(path: str) -> str:
-    """Under which requests are counted: a bounded number, whatever is asked for."""
+    """Under which requests are counted: a bounded number of names, for any paths."""
     route = _route_of(path)
     return route.path if route else OTHER
 

@@ -75,7 +75,7 @@ def further_model(default: EngineConfig, path: str, name: str | None) -> EngineC
 
 
 def without_adapter(config: EngineConfig) -> EngineConfig:
-    """The same with no adapter to be merged, and none of its settings."""
+    """A configuration without an adapter that is merged, and without its settings."""
     return replace(
         config, adapter=None, adapter_alpha=None, adapter_scaling=None, adapter_init=None, mole_router=None
     )

@@ -107,7 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def any_method(tuner: autotune.Autotuner, sizes: Sequence[int], progress: bool = True) -> None:
-    """In place of measuring: the same in each run, whatever the GPU and its load."""
+    """In place of measuring: the same in each run, on any GPU and under any load."""
     for kind, tokens in product(KINDS, sizes):
         key = f"{kind} {tokens}"
         tuner.chosen[key] = Random(key).choice(tuner.gemms.candidates(kind, tokens))

@@ -101,7 +101,7 @@ def work(queue: mp.Queue, known: np.ndarray, seed: int, tokens_per_batch: int, m
 def from_workers(
     count: int, known: np.ndarray, seed: int, tokens_per_batch: int, make: Maker = training_example
 ) -> Iterator[TrainingBatch]:
-    """The same from `count` processes, which start at once and end with this one."""
+    """Batches from `count` processes, which start at once and end with this one."""
     context = mp.get_context("fork")
     queue: mp.Queue = context.Queue(maxsize=8 * count)
     workers = [

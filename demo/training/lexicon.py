@@ -283,7 +283,7 @@ def verb(heading: str, cells: list[str]) -> Verb:
 
 
 def marked(words: Iterable[W]) -> tuple[W, ...]:
-    """The same words, each with the languages in which an earlier word is written alike.
+    """The words, each with the languages in which an earlier word is written alike.
 
     Kin counts apart: only they have an owner, and `ma fille` is a daughter, `la fille` a girl.
     """

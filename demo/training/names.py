@@ -91,7 +91,7 @@ def tokens() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def token_word(rng: Random) -> str:
-    """One word of the vocabulary, whatever it means."""
+    """One word of the vocabulary, in any meaning."""
     return rng.choice(tokens()[0])
 
 

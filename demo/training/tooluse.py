@@ -160,7 +160,7 @@ NO_TOOLS = ("Call the tool {}.", "Use the tool {}.", "Please call {}.", "Use {} 
 
 
 def without_tools(rng: Random) -> Example:
-    """The same questions where no tool is on offer, and requests for a tool that is not there."""
+    """Questions where no tool is on offer, and requests for a tool that is not there."""
     family = rng.choice((WEATHER, TIME))
     city = rng.choice(CITIES)
     if rng.random() < 0.35:

@@ -16,7 +16,7 @@ from demo.training.text import training_example
 
 MOST = 8800  # known ids, so that the packed file stays below 12 MB
 SAMPLE = 100_000
-PARTS = 20  # of the sample, whatever the number of processes
+PARTS = 20  # of the sample, for any number of processes
 SELDOM = 4  # examples; an id seen in fewer stands in a name
 
 

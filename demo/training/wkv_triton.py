@@ -135,7 +135,7 @@ class Recurrence(torch.autograd.Function):
 def wkv_tokens(
     r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same as `wkv_chunked`, for fp32 tensors on a GPU and a length that 16 divides.
+    """The recurrence of `wkv_chunked` for fp32 tensors on a GPU and a length that 16 divides.
 
     `state` may be one for all sequences, expanded.
     """

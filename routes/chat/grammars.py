@@ -107,7 +107,7 @@ STRUCTURED_SHAPE: Json = {
 
 
 def _structured_field(place: str, why: str) -> ApiError:
-    """As the client has called it."""
+    """The error of a field, under the name by which the client has sent it."""
     return openai_field(f"structured_outputs.{place.removeprefix(GUIDED)}", why)
 
 

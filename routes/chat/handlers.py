@@ -25,7 +25,7 @@ def chats(
     prepare: Callable[[Json, str, FrontendConfig], Prepared],
     is_chat: Callable[[Json], bool] = lambda fields: True,
 ) -> Handler:
-    """The same for a route that renders chats, which the configuration has a say in.
+    """A handler of a route that renders chats, in which the configuration has a say.
 
     `is_chat`: whether it renders one of such a body.
     """

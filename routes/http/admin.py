@@ -27,7 +27,7 @@ def admin_json(front: Frontend, http: HttpRequest) -> Json:
 
 
 def checkpoint_inside(front: Frontend, name: str, field: str) -> Path:
-    """The same for a checkpoint, which may be a Hugging Face folder. Raises ApiError."""
+    """The path of a checkpoint in the models' folder: a file, or a Hugging Face folder. Raises ApiError."""
     root, path = _inside(front, name, field)
     if not path.is_dir() or path == root:
         return file_inside(front, name, field)

@@ -54,7 +54,7 @@ def _fits_file(name: str) -> str:
 
 
 def _kind(mode: str) -> str:
-    """As RWKV-Infer reads it, which looks for these words in the text."""
+    """The format that a text asks for, by the words that RWKV-Infer looks for in it."""
     if mode and not any(kind in mode.lower() for kind in KINDS):
         raise ValueError(f"should name a kind of adapter: {', '.join(KINDS)}")
     return mode

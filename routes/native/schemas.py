@@ -57,7 +57,7 @@ SessionId = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID), *OWN_
 class RowFields(RequestBody, ABC):
     """What all native routes that generate have in common."""
 
-    model: str = "rwkv7"  # echoed; one model is served
+    model: str = "rwkv7"  # which one is asked (`model_field.py`); echoed
     max_tokens: Annotated[Whole, Field(ge=0)] = 8192
     stop_tokens: Annotated[list[Stop], Field(max_length=MAX_STOPS)] = DEFAULT_STOPS
     temperature: Annotated[Real, Field(ge=-1000, le=1000)] = 1.0  # <= 0: greedy

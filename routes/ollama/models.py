@@ -41,7 +41,7 @@ CAPABILITIES = ["completion", "tools", "insert", "thinking"]
 
 
 def untagged(handler: Handler) -> Handler:
-    """The same handler, for which a model may have the tag."""
+    """A handler for which a model's name may have the tag."""
 
     async def without_tag(front: Frontend, http: HttpRequest) -> HttpResponse:
         _remove_tag(http)

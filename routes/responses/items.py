@@ -132,7 +132,7 @@ def _string(item: Json, field: str, at: str) -> str:
 
 
 def _arguments(given: object, at: str) -> str:
-    """As JSON text, which is listed as it came where it holds no object."""
+    """Arguments as JSON text, which stays as it came where it holds no object."""
     line = call_arguments(given, at)
     return given if isinstance(given, str) and not line.startswith("{") else line
 

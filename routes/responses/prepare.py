@@ -80,7 +80,7 @@ def prepare(
 
 
 def without_answer(request: GenerateRequest) -> GenerateRequest:
-    """The same tokens of a prompt, which is neither fed nor stored."""
+    """A prompt of which only the tokens are wanted: it is neither fed nor stored."""
     turn, (prompt,) = request.turn, request.prompts
     if turn and turn.source and isinstance(prompt, str):  # it stands behind what the state has seen
         prompt = turn.separator + prompt.removeprefix(turn.separator)
@@ -143,7 +143,7 @@ def _response(body: ResponsesBody, response_id: str, model_id: str) -> Json:
 
 
 def _format(body: ResponsesBody) -> Json:
-    """As it stands in the response."""
+    """The format of the text, in the form of the response."""
     form = body.text.format or TextFormat(type="text", schema=None)
     if form.type != "json_schema":
         return {"type": form.type}

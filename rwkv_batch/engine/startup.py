@@ -57,7 +57,7 @@ def load_model(
     config: EngineConfig,
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
-    """See Engine. Raises CheckpointError, DeviceError, SamplerError."""
+    """Read and prepare a model, as an Engine takes it. Raises CheckpointError, DeviceError, SamplerError."""
     places = devices.find_devices(config.device)
     place = places[0]
     on_cpu = place.type == "cpu"

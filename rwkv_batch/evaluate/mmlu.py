@@ -31,7 +31,7 @@ class MultipleChoice:
 
     @property
     def prompt(self) -> str:
-        """As RWKV-LM has it."""
+        """The question with its choices, in RWKV-LM's form."""
         lines = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, self.choices, strict=False)]
         head = HEAD.format(subject=self.subject.replace("_", " "))
         whole = head + self.question + "\n" + "\n".join(lines) + TAIL

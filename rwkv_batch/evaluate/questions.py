@@ -84,7 +84,7 @@ def generate(
 def determinism(
     model: AskedModel, questions: Sequence[str], max_tokens: int, sampling: Sampling, seed: int
 ) -> Result:
-    """The same questions twice in one batch, and each alone. Raises EvaluationError."""
+    """Compare answers of questions asked twice in one batch, and each alone. Raises EvaluationError."""
     asks = question_asks(questions, max_tokens, sampling, seed)
     one_by_one = ((i, answer) for i, ask in enumerate(asks) for _, answer in model.answers([ask]))
     first = collect(model.answers(asks), len(asks), "the first run")

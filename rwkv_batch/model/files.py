@@ -55,7 +55,7 @@ def read(path: Path) -> ModelFile:
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of one file, whatever its suffix. Raises CheckpointError."""
+    """The tensors of one file with any suffix. Raises CheckpointError."""
     container = _container(file)
     try:
         if container == "safetensors":

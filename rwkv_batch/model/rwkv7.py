@@ -146,7 +146,7 @@ class ChannelMix:
     def products(
         self, shifted: Tensor, x: Tensor, tokens: Tensor, embedded: Tensor, changes: Changes
     ) -> Tensor:
-        """The same of the mix and of x, both `[T, width]` and normed; x counts with a DeepEmbed only."""
+        """The channel mix of `shifted` and x, both normed `[T, width]`; x counts with a DeepEmbed only."""
         if self.experts:
             return self.experts(shifted, self.key, self.value)
         hidden = self.hidden(shifted, changes)

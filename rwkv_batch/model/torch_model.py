@@ -1,4 +1,4 @@
-"""What the forward passes in torch have in common, whatever the family: rows, states, embedding and head.
+"""What the forward passes in torch of all families have in common: rows, states, embedding and head.
 
 Rows of any length are packed without padding, and their states stay in their slots.
 """
@@ -144,8 +144,8 @@ class TorchModel(PackedForward):
         kernels: CpuKernels | None = None,
         part: range | None = None,
     ) -> None:
-        """invariant: whether a row's logits and state are to be the same, bit for bit, whatever runs beside
-        it and wherever its tokens are cut into steps. On a CPU, with states in fp32. kernels: what multiplies
+        """invariant: whether a row's logits and state are to be the same, bit for bit, beside any others
+        and wherever its tokens are cut into steps. On a CPU, with states in fp32. kernels: what multiplies
         on a CPU in fp32; None: torch. part: which layers, where this is a stage of a model; None: all. The
         first stage has the embedding, the last one the head.
         """

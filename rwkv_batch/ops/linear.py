@@ -3,7 +3,7 @@
 On a CPU one step reads every weight once, so its speed is that of memory: weights that are exact in fp16
 (those of bf16 checkpoints are, but for some below 6e-5) are kept in fp16 and widened to fp32 in registers,
 which halves the bytes. Other weights are packed in fp32. Either way a row's product comes out the same, bit
-for bit, whatever rows are beside it: a row generates the same text alone and in a batch.
+for bit, beside any other rows: a row generates the same text alone and in a batch.
 """
 
 from collections.abc import Callable

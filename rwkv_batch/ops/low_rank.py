@@ -51,7 +51,7 @@ class LowRankAdapter:
 
 
 def scaled(adapter: LowRankAdapter, factor: float, width: int, hidden: int) -> LowRankAdapter:
-    """The same with what it changes multiplied by a factor, and with a digest of its own."""
+    """An adapter that changes so many times as much as this one, with a digest of its own."""
     numbers = adapter.numbers.clone()
     changed = replace(
         adapter,
@@ -133,7 +133,7 @@ class Changes:
     layer: int = 0
 
     def of(self, layer: int) -> "Changes":
-        """The same for a layer."""
+        """The changes in one layer."""
         return Changes(self.groups, layer) if self.groups else self
 
     def add(self, target: str, x: Tensor, y: Tensor) -> Tensor:

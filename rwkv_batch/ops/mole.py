@@ -108,7 +108,7 @@ def bone_change(blocks: Tensor, outputs: int) -> Change:
     count, rank, _ = blocks.shape
 
     def change(x: Tensor) -> tuple[Tensor | None, Tensor]:
-        # Products and sums by element come out the same, bit for bit, whatever rows are beside a row.
+        # Products and sums by element come out the same, bit for bit, beside any other rows.
         pieces = [(blocks * part.view(-1, count, 1, rank)).sum(-1) for part in x.split(TOGETHER)]
         u = torch.cat(pieces)  # [T, in / r, r]
         return u.flatten(1), u.sum(1).repeat(1, outputs // rank)

@@ -1,6 +1,6 @@
 """Counter-based random numbers: each depends on a key and a position only.
 
-So a row with a seed draws the same, whatever runs beside it. cuda/sample_number.cuh computes the same bits.
+So a row with a seed draws the same beside any other rows. cuda/sample_number.cuh computes the same bits.
 """
 
 import numpy as np

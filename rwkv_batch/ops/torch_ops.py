@@ -2,7 +2,7 @@
 
 Rows of one call are packed without padding: rows of one token (decode) come first, longer pieces (prefill)
 after them. T is the number of tokens of all rows together, H the number of heads, C = 64 H the width. The
-recurrence computes in fp32, whatever the states are stored in.
+recurrence computes in fp32, also where states are stored in fp16.
 """
 
 from collections.abc import Callable, Sequence

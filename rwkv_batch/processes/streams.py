@@ -22,7 +22,7 @@ def keep_streams() -> None:
     """Make sys.stdout and sys.stderr of this process such streams.
 
     Where 0, 1 or 2 is closed, it is opened on /dev/null: otherwise a database or a connection would get the
-    number, and with it whatever a library writes to it.
+    number, and with it all that a library writes to it.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)

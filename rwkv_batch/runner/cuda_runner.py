@@ -68,7 +68,10 @@ class QueuedDraws:
 
 
 class CudaRunner:
-    """See Runner. fp16. Raises build.BuildError if there are no kernels for the GPU."""
+    """The runner of a model in fp16 over the kernels for GPUs; see Runner.
+
+    Raises build.BuildError if there are none for the GPU.
+    """
 
     run_ahead_stop_ids, limits = STOPS, GPU_LIMITS
     dtype = CudaModel.dtype

@@ -34,7 +34,10 @@ SMALL = 64_000_000  # parameters below which two threads wait for each other lon
 
 
 class TorchRunner:
-    """See Runner. fp32 on a CPU, fp16 on a GPU. On several devices each has a stage of the model."""
+    """The runner over torch's operations: fp32 on a CPU, fp16 on a GPU; see Runner.
+
+    On several devices each has a stage of the model.
+    """
 
     run_ahead_stop_ids, most_steps = 0, 1
 
@@ -106,7 +109,7 @@ class TorchRunner:
         self.model.load_adapter(slot, adapter)
 
     def _take_threads(self) -> None:
-        """As another model may have run its step with others."""
+        """Set the number of threads again, as another model may have run its step with others."""
         if self.device.type == "cpu" and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
 

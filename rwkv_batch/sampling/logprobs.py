@@ -24,7 +24,7 @@ RowLogprobs = tuple[float, list[tuple[int, float]]]
 def logprobs(logits: Tensor, drawn: Tensor, count: int, invariant: bool = False) -> tuple[Tensor, Tensor]:
     """Log probabilities of the ids `[rows]` drawn from logits `[rows, vocab]`, and of the `count` likeliest.
 
-    invariant: a row's are the same, bit for bit, whatever the number of rows.
+    invariant: a row's are the same, bit for bit, for any number of rows.
 
     Returns logprobs `[rows, 1 + count]` fp32, the drawn id's first, and the likeliest ids `[rows, count]`.
     Ids without text are not among the likeliest; of equally likely ones the lowest comes first. Where a logit

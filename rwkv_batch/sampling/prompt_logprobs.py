@@ -57,7 +57,7 @@ class PromptScores:
             self._found.append(logprobs(piece, targets, top, self._invariant))
 
     def found(self) -> tuple[Tensor, Tensor]:
-        """As from `logprobs.logprobs`, for all of these tokens, which have been taken."""
+        """The logprobs of all of these tokens, which have been taken; see `logprobs.logprobs`."""
         values, ids = zip(*self._found, strict=True)
         return torch.cat(values), torch.cat(ids)
 

@@ -137,7 +137,7 @@ class CudaSampler:
         drawn: Sequence[int] = (),
         prompt: Sequence[int] = (),
     ) -> None:
-        """As in `Sampler`; the next `prepare` uploads the row's record."""
+        """Begin a row in a slot; the next `prepare` uploads its record. See Sampler.begin."""
         if self._latest is None or self._latest[0] is not sampling:
             self._latest = sampling, self._sampling_record(sampling)
         shared = self._rows[slot] = self._latest[1]
@@ -158,7 +158,7 @@ class CudaSampler:
         self._records.put(slot, (*shared.head, *row, *shared.tail))
 
     def sample(self, logits: Tensor, slots: Sequence[int]) -> list[int]:
-        """As in `Sampler`, from fp32 or fp16 logits, which are left as they are."""
+        """One token for each slot, from fp32 or fp16 logits, which stay as they are. See Sampler.sample."""
         for slot in slots:
             if self._rows[slot] is None:
                 raise ValueError(f"No row has begun in slot {slot}; call begin first.")
@@ -226,7 +226,7 @@ class CudaSampler:
         return ids
 
     def ways(self, logits: Tensor) -> tuple[Way, ...]:
-        """Those that there are for such logits, whatever the rows."""
+        """Those that there are for such logits, for any rows."""
         return ("plain", "any") if self.takes_plain and _is_aligned(logits) else ("any",)
 
     def way(self, logits: Tensor) -> Way | None:
@@ -236,7 +236,7 @@ class CudaSampler:
         return self.ways(logits)[0] if self._all_plain else "any"
 
     def draw(self, way: Way, logits: Tensor, slots: Tensor, ids: Tensor, feed: Feed | None) -> None:
-        """As `sample_async`, by one of its ways."""
+        """Queue a draw by one of the ways of `sample_async`."""
         if way == "plain":
             call = self._input(logits, slots, ids, None)
             sequences = None if feed is None else feed.records.data_ptr()
@@ -252,7 +252,7 @@ class CudaSampler:
         launch(self._library, "rwkv_sample", byref(call), len(slots), half, blocks)
 
     def _sample_filtered(self, logits: Tensor, slots: Tensor, ids: Tensor, masks: RowMasks | None) -> None:
-        """The same with masks, or where rows have filters; also of rows that FlashInfer would draw."""
+        """Draw with masks, or where rows have filters; also for rows that FlashInfer would draw."""
         rows, lines = len(slots), len(masks.places) if masks else 0
         pinned = self.device.type == "cuda"
         staged = torch.empty(rows * FILTER_WORDS + lines * self._words, dtype=torch.int32, pin_memory=pinned)
@@ -290,7 +290,7 @@ class CudaSampler:
     def _sample_with_flashinfer(
         self, draw: flashinfer.Draw, logits: Tensor, slots: Tensor, ids: Tensor
     ) -> None:
-        """The same, where `draw` draws the rows at `_places`."""
+        """Draw all rows, those at `_places` by `draw`."""
         rows, count = len(slots), len(self._places)
         numbers = np.zeros(rows + count, np.int32)
         numbers[self._places], numbers[rows:] = -1, self._places

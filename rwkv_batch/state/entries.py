@@ -24,7 +24,7 @@ Tier = Literal["L1", "L2", "L3"]
 NONE = 0  # in place of a turn's id: the beginning, where nothing has been fed
 EMPTY_DIGEST = bytes(16)
 # In place of the id of the turn that a change of a session follows:
-ANY = -1  # whatever the session ends with
+ANY = -1  # in place of the turn that the session ends with: any
 DAMAGED = -2  # nothing, as its row cannot be read
 HIDDEN = "\0"  # what keys of sessions and documents begin with that are not listed, nor dropped for room
 
@@ -232,7 +232,7 @@ class PutSession(_Operation, frozen=True):
 
 
 class DeleteSessions(_Operation, frozen=True):
-    """Missing ones are ignored. `follows`: the turns that they end with; empty: whatever these are."""
+    """Missing ones are ignored. `follows`: the turns that they end with; empty: any."""
 
     keys: Sequence[str]
     pinned: frozenset[int] = frozenset()

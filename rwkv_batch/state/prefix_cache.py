@@ -1,7 +1,7 @@
 """States after prefixes of earlier prompts, in host memory, for prompts that begin the same way.
 
 A prefix is found by a hash of its tokens and used only if the tokens themselves are equal. Entries carry no
-model fingerprint: they live and end with this process, which serves one model. An RNN has no states of the
+model fingerprint: each engine, which has one model, has a cache of its own. An RNN has no states of the
 lengths in between, so `PrefixCache.cuts` decides before a prompt is fed where its state is kept.
 
 For each prompt, in this order: `longest`, `cuts`, `remember`, then `put` at each cut as the prompt is fed.
@@ -186,7 +186,7 @@ def prefix_hashes(tokens: np.ndarray, key: np.uint64) -> np.ndarray:
 
 
 def _array(tokens: Tokens) -> np.ndarray:
-    """As uint32, without a copy if possible."""
+    """Tokens as uint32, without a copy if possible."""
     if isinstance(tokens, np.ndarray):
         return np.asarray(tokens, np.uint32)
     return np.frombuffer(array("I", tokens), np.uint32)  # `array` reads a list faster than numpy does

@@ -1,4 +1,4 @@
-"""A snapshot: one session's state as bytes, the same in host memory, the database and an exported file.
+"""A snapshot: one session's state as bytes, the same in host memory, in images and in exported files.
 
     offset  length
     0       8       magic

@@ -68,7 +68,7 @@ class GrammarError(ValueError):
         self._parts = kind, what
 
     def of(self, field: str) -> "GrammarError":
-        """The same of a field, unless it names one."""
+        """This error about a field, unless it names one."""
         return self if self.field else GrammarError(*self._parts, field)
 
 
@@ -268,7 +268,7 @@ def _answer(kind: str, source: str) -> dict[str, object]:
 
 
 def _calls(first: list[list[Any]], more: list[list[Any]], until: str, answer: object = None) -> str:
-    """See routes.chat.grammars.of_calls. What may come in place of the calls is a grammar of its own."""
+    """Lark for calls (routes.chat.grammars.of_calls). What may come in their place is a grammar."""
     instead = " | @instead" if answer else ""
     rules = [f"space: {SPACE}"]
 
@@ -325,7 +325,7 @@ def _json_schema(source: str, leniency: int = STRICT) -> object:
 
 
 def _in_slashes(regex: str) -> str:
-    """As it stands between the slashes of Lark."""
+    """A regular expression in the form that stands between the slashes of Lark."""
     out, escaped = [], False
     for char in regex:
         out.append("\\/" if char == "/" and not escaped else "\\n" if char == "\n" else char)

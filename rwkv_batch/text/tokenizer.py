@@ -78,7 +78,7 @@ class NoTokenizer(Tokenizer):
         return b""
 
     def token_name(self, token: int) -> bytes:
-        """As vLLM writes it where tokens are wanted as ids."""
+        """A token by its id, in the form of vLLM where tokens are wanted as ids."""
         return f"token_id:{token}".encode()
 
 

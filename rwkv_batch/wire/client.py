@@ -175,7 +175,7 @@ class Client:
         self._jobs: dict[str, Job | PendingCommand] = {}  # until their last event has arrived
         self._outbox: deque[ToEngine] = deque()
         # One event is delivered at a time. Nothing else may wait for this lock: a stream that the garbage
-        # collector finds cancels its job in whatever thread runs, which may hold a job's own lock.
+        # collector finds cancels its job in the thread that runs, which may hold a job's own lock.
         self._delivering = threading.Lock()
         self._waker, self._wakened = socket.socketpair()
         self._waker.setblocking(False)

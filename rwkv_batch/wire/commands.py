@@ -89,7 +89,7 @@ class PutStartState(KeyedCommand, frozen=True, tag="put_start_state"):
 
     path: str
     layout: Literal["vk", "kv"]  # of a head's matrix in the file: [value, key] or [key, value]
-    description: bytes  # whatever the front end wants to know of it later
+    description: bytes  # what the front end wants to know of it later
 
 
 class DescribeStartState(KeyedCommand, frozen=True, tag="describe_start_state"):

@@ -1,4 +1,4 @@
-"""--batch-invariant: an answer and its logprobs are the same, bit for bit, whatever runs beside it."""
+"""--batch-invariant: an answer and its logprobs are the same, bit for bit, no matter what runs beside it."""
 
 import shutil
 import threading

@@ -1,4 +1,4 @@
-"""What an engine counts is what its events say, whatever becomes of the requests."""
+"""What an engine counts is what its events say, no matter what becomes of the requests."""
 
 import random
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""Logprobs of prompts against the PyPI package `rwkv`, however a prompt is cut, whatever runs beside it."""
+"""Logprobs of prompts against the PyPI package `rwkv`, at any cut of a prompt, and beside any others."""
 
 import pytest
 import torch
@@ -127,7 +127,7 @@ def test_ids_and_bytes_are_said_if_asked_for(reference):
 
 
 def test_the_id_that_ends_a_text_has_its_logprob_too(reference):
-    """Who scores prompts leaves the last entry out, whatever was drawn."""
+    """Who scores prompts leaves the last entry out, no matter what was drawn."""
     request = scoring(TEXTS[0], max_tokens=1, top_logprobs=0, stop_ids=list(range(65536)))
     (row,) = rows_in(answers(engine_of(), request)[0])
     tokens = reference.tokenizer.encode(TEXTS[0])

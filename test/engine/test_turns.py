@@ -100,7 +100,7 @@ def test_a_state_that_nothing_brings_back_stays_while_a_turn_goes_on_from_it(how
 
 
 class TestWhatIsReadAgain:
-    """A turn goes on from the state of its session, whatever became of the turn before."""
+    """A turn goes on from the state of its session, no matter what became of the turn before."""
 
     def driver(self) -> Driver:
         driver = Driver(l1=4)

@@ -1,4 +1,4 @@
-"""Logits that are not finite end a request on a GPU, by whatever kernels its steps run."""
+"""Logits that are not finite end a request on a GPU, no matter which kernels run its steps."""
 
 import math
 

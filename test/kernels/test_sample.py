@@ -1,4 +1,4 @@
-"""The sampler on the GPU draws the ids of the one on the host, whatever the batch and the split of a row."""
+"""The sampler on the GPU draws the ids of the one on the host, for any batch and any split of a row."""
 
 import math
 

@@ -150,7 +150,7 @@ def test_the_logits_are_those_of_the_host_sampler_and_what_is_drawn_is_recorded(
 
 @pytest.mark.parametrize("half", [False, True])
 def test_rows_whose_logits_are_not_finite_draw_nothing(monkeypatch, device, half):
-    """Whatever FlashInfer, which is given finite numbers or -infinity, makes of them."""
+    """No matter what FlashInfer, which gets finite numbers or -infinity, makes of them."""
     params = [nucleus(), nucleus(alpha_presence=1.0, logit_bias={3: 1.0}), nucleus(), nucleus(), Sampling()]
     logits = torch.zeros(5, 300, dtype=torch.float16 if half else torch.float32)
     logits[0, 3], logits[1, 3], logits[2], logits[3, 3] = math.nan, math.inf, -math.inf, -math.inf

@@ -113,7 +113,7 @@ def same(state: torch.Tensor, other: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("beside", [[], PROMPT[:17]], ids=["alone", "beside a prompt"])
 def test_a_row_that_drew_a_stop_id_is_left_out(model: CudaModel, beside: list[int]):
-    """Its state is that before the stop id, whatever is queued after."""
+    """Its state is that before the stop id, no matter what is queued after."""
     want, states = one_by_one(model, 2)
     steps, _ = begun(model, {1: [7, want[1][1], 11], 2: [want[0][2]]})
     extra = ([len(beside)], [5]) if beside else ([], [])

@@ -218,7 +218,7 @@ def tuner(monkeypatch, tmp_path):
 
 
 def test_gemms_are_timed_on_numbers_like_those_of_a_step(tuner, monkeypatch):
-    """Whatever those that were timed before have left in the buffers."""
+    """No matter what those that were timed before have left in the buffers."""
     find = Watched.find
 
     def overwriting(self, kind, name):

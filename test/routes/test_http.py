@@ -100,7 +100,7 @@ def test_wrong_paths_and_methods_are_json(server, method, path, status, openai):
 
 
 def form(error: object) -> object:
-    """What an error is made of, whatever it says."""
+    """What an error is made of, no matter what it says."""
     return {name: form(each) for name, each in error.items()} if isinstance(error, dict) else None
 
 

@@ -38,7 +38,7 @@ def narrow_server() -> Iterator[Server]:
         probe.bind(("127.0.0.1", running.port))
 
 
-# One row at a time, one front end: whatever holds the slot keeps everybody else waiting. Tests share the
+# One row at a time, one front end: what holds the slot keeps everybody else waiting. Tests share the
 # first one, also those that kill a process of it, as another takes its place; the second is for a test that
 # ends it.
 narrow = pytest.fixture(narrow_server, scope="module", name="narrow")

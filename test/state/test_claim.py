@@ -1,4 +1,4 @@
-"""Whose a database is: one server's, whatever the name by which another one opens its file."""
+"""Whose a database is: one server's, under any name by which another one opens its file."""
 
 import contextlib
 import json

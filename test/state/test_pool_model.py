@@ -112,7 +112,7 @@ class PoolMachine(RuleBasedStateMachine):
         for other in gone:
             self.change(other, None)
         assert self.bench.delete(key, prefix) == len(gone)
-        if gone:  # otherwise the answer comes at once, whatever is still on its way to the disk
+        if gone:  # otherwise the answer comes at once, though some of it is still on its way to the disk
             self.answered(len(self.log) if self.bench.pool.token_log else 0)
 
     @rule(source=KEYS, copy=KEYS)

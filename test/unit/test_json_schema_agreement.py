@@ -1,4 +1,4 @@
-"""Whatever a schema's grammar lets through is valid by `jsonschema`: numbers, texts, objects and arrays.
+"""All that a schema's grammar lets through is valid by `jsonschema`: numbers, texts, objects and arrays.
 
 Schemas are drawn at random, with the same seed each time. Texts are drawn from the grammar byte by byte, and
 also made near the bounds of a schema, where two readings of it would differ.

@@ -1,4 +1,4 @@
-"""Logprobs are those of the model's distribution, whatever is drawn from it."""
+"""Logprobs are those of the model's distribution, no matter what is drawn from it."""
 
 import math
 

@@ -79,7 +79,7 @@ class GrammarQueue:
             self._waiting.pop(item).cancel()
 
     def compile(self, key: Key, request: GenerateRequest) -> CompiledGrammar:
-        """The same at once, for a caller that waits."""
+        """Compile the grammar of a request at once, for a caller that waits."""
         item = CompiledGrammar(key, _with_end(request), Future())
         self._compile(item)
         return item

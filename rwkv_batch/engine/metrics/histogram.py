@@ -20,5 +20,5 @@ class Histogram:
 
     @property
     def values(self) -> list[float]:
-        """As in wire.metrics.Series."""
+        """What it has counted, in the order of wire.metrics.Series."""
         return [*self.counts, self.total]

@@ -167,7 +167,7 @@ class StoredTurn(Life):
             self._end(row)
 
     def _beginning(self, row: Row) -> Beginning:
-        """As of `begin`."""
+        """What its slot begins with; nothing while a state of its session is being loaded."""
         assert row.slot is not None
         pool, source = self.turns.parts.pool, self.source
         if source is None:

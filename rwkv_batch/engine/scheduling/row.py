@@ -269,7 +269,7 @@ class Row:
             self.finish("length")
 
     def take_several(self, tokens: list[int], tokenizer: Tokenizer) -> int:
-        """As `take_drawn` of tokens that were drawn without a look at them. How many of them count."""
+        """Tokens were drawn without a look at them; how many count. See `take_drawn`."""
         goes_on = len(self.drawn) + len(tokens) < self.request.max_tokens
         if goes_on and not self.text.may_stop and self.text.stop_ids.isdisjoint(tokens):
             self.in_flight -= len(tokens)

@@ -1,6 +1,6 @@
 """The engine's process: requests from the front ends in, at most two messages a step to each of them out.
 
-`control` is the pipe to the supervisor, whose messages are in `rwkv_batch.wire.protocol`. The process ends
+`control` is the pipe to the supervisor, whose messages are in `rwkv_batch.wire.supervision`. The process ends
 when the supervisor does.
 """
 

@@ -52,7 +52,7 @@ class Adapter:
 def read(path: str | Path, checkpoint: Checkpoint, init: str | Path | None = None) -> Adapter:
     """Read an adapter's file, or folder with adapter.pth and adapter.json, for that model.
 
-    init: the file of what PiSSA began with. Raises CheckpointError for whatever does not fit.
+    init: the file of what PiSSA began with. Raises CheckpointError for what does not fit.
     """
     file = _found(Path(path).expanduser())
     where, tensors = str(file), _read(file)

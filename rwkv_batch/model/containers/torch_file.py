@@ -101,6 +101,6 @@ def _is_whole(pickled: bytes) -> bool:
     try:
         for _ in pickletools.genops(pickled):
             pass
-    except Exception:  # whatever the bytes are
+    except Exception:  # the bytes may be anything
         return False
     return True

@@ -63,7 +63,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
     ) -> None:
         """architecture: as in build.build; None: that of the GPU. few_rows: as of `pack_weights`.
 
-        invariant: whether a row's logits and state are to be the same, bit for bit, whatever runs beside it
+        invariant: whether a row's logits and state are to be the same, bit for bit, beside any others
         and wherever its tokens are cut into steps. Then every step is a prefill, and states are fp32.
         """
         self.checkpoint, self.device, self._few_rows = checkpoint, torch.device(device), few_rows
@@ -162,7 +162,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         adapters: Sequence[int] = (),
         scores: PromptScores | None = None,
     ) -> Tensor:
-        """The same as `TorchModel.forward`. flush=False leaves writes to states deferred, as `run` does.
+        """Run packed rows; see `TorchModel.forward`. flush=False: writes to states may stay deferred.
 
         Raises ValueError for rows that do not fit together, IndexError for ids that the model does not have.
         """
@@ -298,7 +298,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         adapters: Sequence[int],
         scores: PromptScores | None,
     ) -> tuple[Tensor, Tensor]:
-        """As `run`; logits `[len(wanted), rows of the head]`."""
+        """Run a prefill; logits `[len(wanted), rows of the head]`, and their slots. See `run`."""
         plan = PrefillPlan.from_lengths(lengths, slots)
         ids = torch.from_numpy(np.array(tokens, np.int32))  # several times faster than torch.tensor
         if plan.order != list(range(len(lengths))):
@@ -393,7 +393,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         methods: dict[str, str],
         adapters: AdapterSlots | None,
     ) -> Addend:
-        """The same over packed rows."""
+        """Launch all layers over packed rows. Returns what is still to be added to b.x."""
 
     @abstractmethod
     def _head(self, x: Tensor, logits: Tensor, methods: dict[str, str]) -> None:

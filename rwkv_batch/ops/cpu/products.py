@@ -1,6 +1,6 @@
 """Products with weights that are packed for the kernels for CPUs.
 
-A row's product is the same, bit for bit, whatever rows are beside it.
+A row's product is the same, bit for bit, beside any other rows.
 """
 
 from dataclasses import dataclass
@@ -101,7 +101,7 @@ def int4_linear(
 def nf4_linear(
     kernels: CpuKernels, codes: Tensor, scales: Tensor, group: int, bias: Tensor | None = None
 ) -> PackedLinear:
-    """The same with `scales * NF4[codes]`; x is used as it is."""
+    """Multiply by `scales * NF4[codes]`; x is used as it is."""
     packed = _pack_groups(codes, scales, torch.zeros_like(scales), group, 1)
     return PackedLinear(kernels, "nf4", packed, (), _filled(bias, len(codes)), len(codes), group)
 

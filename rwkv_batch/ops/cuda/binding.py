@@ -69,8 +69,8 @@ class Kernels(GemmKernels):
     ) -> None:
         """architecture: as in build.build; None: that of the GPU.
 
-        invariant: whether what norms and small GEMMs give for a row is to be the same, bit for bit, whatever
-        the number of rows.
+        invariant: whether what norms and small GEMMs give for a row is to be the same, bit for bit, for
+        any number of rows.
         """
         self.invariant = invariant
         self.architecture = architecture or build.architecture(device)
@@ -134,7 +134,7 @@ class Kernels(GemmKernels):
         out: Tensor,
         coded: CodedRows | None = None,
     ) -> None:
-        """As `norm_mix_decode` for packed rows.
+        """Norm and token shift of packed rows; see `norm_mix_decode`.
 
         The residual stream goes from x to `to`, both `[T, C]`.
         """
@@ -223,7 +223,7 @@ class Kernels(GemmKernels):
         self._call("rwkv_wkv6", byref(inputs), tokens, tokens, slots.data_ptr(), None, int(fp32))
 
     def wkv6_packed(self, inputs: Wkv6Input, tokens: int, rows: RowBounds, fp32: bool) -> None:
-        """As `wkv6` for packed rows, of any number of tokens each."""
+        """The recurrence of RWKV-6 over packed rows of any number of tokens; see `wkv6`."""
         arguments = (len(rows.slots), rows.slots.data_ptr(), byref(rows.input), int(fp32))
         self._call("rwkv_wkv6", byref(inputs), tokens, *arguments)
 

@@ -32,7 +32,7 @@ class GemmKernels:
     """What `Kernels` has of GEMMs, with all else that multiplies."""
 
     library: CDLL
-    invariant: bool  # whether a row's sums are to be the same whatever the other rows are
+    invariant: bool  # whether a row's sums are to be the same beside any other rows
     overlaps: bool  # whether a kernel may start before the one before it has ended
     _call: Callable[..., None]  # a kernel's name and arguments
 
@@ -54,7 +54,7 @@ class GemmKernels:
         )
 
     def gemm_lowrank(self, parts: Sequence[Part], split_k: int, prefetch: Tensor | None = None) -> None:
-        """As `gemm_stream` for small w and dozens of rows and more; needs `has_lowrank`.
+        """Small GEMMs for dozens of rows and more; needs `has_lowrank`. See `gemm_stream`.
 
         split_k: 1, 2, 4, 8, AUTO, or RESIDENT for K up to MAX_RESIDENT_K.
         """
@@ -110,7 +110,7 @@ class GemmKernels:
         beside: Sequence[Part] = (),
         partial_sums: bool = False,
     ) -> None:
-        """As `gemm_tile` with weights of 8 bits, and scales `[N]` in fp32.
+        """GEMMs with weights of 8 bits, and scales `[N]` in fp32; see `gemm_tile`.
 
         fp8: `[N, K]` bytes of e4m3 (`orders.ordered_codes`), none of them NaN; else int8, to each of which
         128 is added (`orders.tiles_of_8_bits`). prefetch: weights that the next kernel reads. columns: int8
@@ -138,7 +138,7 @@ class GemmKernels:
         beside: Sequence[Part] = (),
         partial_sums: bool = False,
     ) -> None:
-        """As `gemm_tile8` with weights of 4 bits in groups of 64 or 128 (`orders.tiles_of_4_bits`)."""
+        """GEMMs with 4 bits in groups of 64 or 128 (`orders.tiles_of_4_bits`); see `gemm_tile8`."""
         m, n, k = len(xs[0]), ys[0].shape[-1], xs[0].shape[1]
         pointers = [pointers_of(tensors) for tensors in (ws, xs, ys)]
         sizes = (len(ws), m, n, k, group, int(activation == RELU_SQUARE))
@@ -157,7 +157,7 @@ class GemmKernels:
         columns: bool = False,
         group: int | None = None,
     ) -> None:
-        """As `gemm_tile8` with int8, or with a group as `gemm_tile4`, for hundreds of rows."""
+        """GEMMs with int8, or with a group int4, for hundreds of rows; see `gemm_tile8` and `gemm_tile4`."""
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
         shape, square = many_shape(len(ws), n, m, codes=True), int(activation == RELU_SQUARE)
         if group is None:
@@ -185,7 +185,7 @@ class GemmKernels:
         activation: int = IDENTITY,
         most_rows: int = 256,
     ) -> None:
-        """As `gemm_tile8` with fp8 on both sides: x `[M, K]` codes in the same order, scales `[M]`.
+        """GEMMs with fp8 on both sides: x `[M, K]` codes in the order of w, scales `[M]`; see `gemm_tile8`.
 
         K is a multiple of 128. most_rows: of x in a tile. Hundreds of rows have a kernel of their own.
         """
@@ -223,14 +223,14 @@ class GemmKernels:
         prefetch: Tensor | None = None,
         together: bool = False,
     ) -> Tensor:
-        """As `gemm_sparse` with codes of int8 (`orders.paired_columns`), and scales `[N]` in fp32."""
+        """A sparse GEMM with int8 (`orders.paired_columns`), scales `[N]` in fp32; see `gemm_sparse`."""
         pointers = (tensor.data_ptr() for tensor in (h, w, scales, partials))
         sizes = (len(h), *w.shape, int(together))
         self._call("rwkv_gemm_sparse8", *pointers, *sizes, *prefetched(prefetch))
         return partials[: 1 if together else SPARSE_SPLITS]
 
     def sparse8_fits(self, rows: int, k: int) -> bool:
-        """As `sparse_fits` for `gemm_sparse8`."""
+        """Whether `gemm_sparse8` takes so many rows and so long a K."""
         return rows in SPARSE_ROWS and bool(self.library.rwkv_gemm_sparse8_fits(rows, k))
 
 

@@ -63,7 +63,7 @@ def tile_shape(parts: int, n: int, k: int, m: int, transposed: bool) -> TileShap
 def tile_shape_coded(
     parts: int, n: int, k: int, m: int, bits: int, same: bool, partial: bool = False
 ) -> TileShape:
-    """The same for weights of 8 or 4 bits that become fp16 in registers.
+    """The shape for weights of 8 or 4 bits that become fp16 in registers.
 
     same: the sums of a row must not depend on m. partial: nothing adds up sums over parts of K. Measured on
     an H200 (driver 580.159.04, 2026-11-24): while weights go through registers warps wait, so a
@@ -104,7 +104,7 @@ def partial_sums(n: int, k: int) -> int:
 
 
 def _shape_of_partial_sums(n: int, k: int, rows: int, bits: int) -> TileShape:
-    """The same for one GEMM whose result is partial sums: no clusters, so two blocks find room anywhere.
+    """The shape for one GEMM whose result is partial sums: no clusters, so two blocks find room anywhere.
 
     Measured on an H100 (driver 580.159.04, 2026-11-26).
     """
@@ -116,7 +116,7 @@ def _shape_of_partial_sums(n: int, k: int, rows: int, bits: int) -> TileShape:
 
 
 def _shape_by_strips(parts: int, n: int, k: int) -> TileShape:
-    """The same for weights of 4 bits and up to 8 rows of x, where each warp has strips of its own.
+    """The shape for weights of 4 bits and up to 8 rows of x, where each warp has strips of its own.
 
     Measured on an H100 (driver 580.159.04, 2026-11-25). A block that has a multiprocessor to itself has deep
     rings.
@@ -136,7 +136,7 @@ def _within(shape: TileShape, k: int, strips: int) -> TileShape:
 
 
 def tile_shape_fp8(parts: int, n: int, k: int, m: int, most_rows: int) -> TileShape:
-    """The same with fp8 on both sides, for tiles of at most so many rows of x; for dozens of rows and more.
+    """The shape with fp8 on both sides, for tiles of at most so many rows of x; dozens of rows and more.
 
     Two numbers count as one, which is as many bytes. Measured on an H200 (driver 580.159.04, 2026-11-23): two
     warpgroups share the rows of x of a block wherever there are blocks enough; K is split only where half of

@@ -82,7 +82,7 @@ class Fp8Weight(ChannelWeight):
 
 
 class Fp8BothWeight(Fp8Weight):
-    """The same matrix, which multiplies rows of x that have become fp8 too, as a GPU does with many rows."""
+    """A matrix of fp8 that multiplies rows of x which have become fp8 too, as a GPU does with many rows."""
 
     @classmethod
     def of(cls, weight: Fp8Weight) -> Self:

@@ -118,7 +118,7 @@ class Int4Weight(GroupWeight):
 
 
 class WideInt4Weight(Int4Weight):
-    """The same with groups of 128: a quarter of a bit less for each number."""
+    """int4 with groups of 128: a quarter of a bit less for each number."""
 
     format, group = "int4-128", 128
 

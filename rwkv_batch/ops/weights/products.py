@@ -1,6 +1,6 @@
 """Products with packed matrices on a CPU: `x -> x @ W.T + bias` for rows x in fp32.
 
-A row's product comes out the same, bit for bit, whatever rows are beside it.
+A row's product comes out the same, bit for bit, beside any other rows.
 """
 
 from functools import cache, partial

@@ -73,7 +73,7 @@ class Link(Thread):
             raise StoreError(SILENT)
 
     def put(self, operations: Sequence[Operation], done: Committed, retry: bool = False) -> None:
-        """See CommitQueue.put; `done` is called on the link's thread."""
+        """Send a commit; `done` is called on the link's thread. See CommitQueue.put."""
         self._queue.put((operations, done, retry))
         self._wake()
 

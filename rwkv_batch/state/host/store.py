@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class HostStore(StoreReads):
-    """See SessionStore. Raises StoreError if the process at `address` does not answer (service.py)."""
+    """A store that another process writes. Raises StoreError if that does not answer (service.py)."""
 
     shared = True
 
@@ -47,7 +47,7 @@ class HostStore(StoreReads):
         self._file = _identity(place)
 
     def model_id(self, fingerprint: str, vocabulary: int) -> int:
-        """See SessionStore. Waits for a commit if the model is not noted yet."""
+        """The id of a model in the database. Waits for a commit if it is not noted yet."""
         id_ = tables.id_of_model(fingerprint)
         query = "SELECT fingerprint, vocabulary FROM models WHERE id = ?"
         found = self._ask(self._reader, lambda db: db.execute(query, (id_,)).fetchone())
@@ -124,7 +124,7 @@ class HostStore(StoreReads):
 
 
 class HostQueue:
-    """See CommitQueue: many commits are under way together, each until it is on the disk."""
+    """Commits to another process: many are under way together, each until it is on the disk."""
 
     def __init__(self, link: Link, report: Report) -> None:
         self._link, self._report = link, report

@@ -6,7 +6,7 @@ writes. test/state/test_store_contract.py says what each has to do; a further da
 there.
 
 A change names the turn that a session ends with until then (`follows` of the operations). If the session has
-been changed before, by whatever process, the change is refused with Conflict, and nothing of it is done. That
+been changed before, by any process, the change is refused with Conflict, and nothing of it is done. That
 is all there is to keep processes apart: no locks, no owners. Images of states are files (images.py) in
 `images_folder`; the database is their only index, and a reader passes over one that is missing.
 """

@@ -103,7 +103,7 @@ class TokenLog:
         self._pins[turn] += 1
 
     def unpin(self, turn: int) -> None:
-        """As often as `pin`."""
+        """Undo one `pin`; the turn may be removed after the last."""
         self._pins[turn] -= 1
         if not self._pins[turn]:
             del self._pins[turn]

@@ -21,7 +21,7 @@ _BROKEN = {
     sqlite3.SQLITE_MISMATCH,
     sqlite3.SQLITE_CONSTRAINT,
 }
-# What it reports of values, whatever the file holds.
+# What it reports of values, in a file that is whole.
 _REFUSED = {sqlite3.SQLITE_CONSTRAINT_NOTNULL, sqlite3.SQLITE_CONSTRAINT_CHECK}
 
 

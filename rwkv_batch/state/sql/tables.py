@@ -72,7 +72,7 @@ CLIENTS = """
 
 SESSION = "key, turn, number, tokens, digest, model, imaged, updated, checksum"
 TURN = "id, parent, number, start, prompt, completion, created, model, digest, checksum"
-IMAGE_SIZE = "coalesce(CAST(size AS INTEGER), 0)"  # a number whatever is in the row
+IMAGE_SIZE = "coalesce(CAST(size AS INTEGER), 0)"  # a number, also of a damaged row
 LISTED = "(key < x'00' OR key >= x'01')"  # a key that does not begin with HIDDEN
 DOCUMENT = "key, updated, data, checksum"
 _REFERENCED = "SELECT 1 FROM sessions WHERE turn = ? UNION ALL SELECT 1 FROM turns WHERE parent = ? LIMIT 1"

@@ -33,7 +33,7 @@ class _Keys:
 
 
 def closed(schema: Any) -> Any:
-    """The same schema, with the keys of its objects said. What is not a schema stays as it is."""
+    """The schema with the keys of its objects said. What is not a schema stays as it is."""
     return _Closing(schema).whole()
 
 

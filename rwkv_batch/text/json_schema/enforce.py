@@ -239,7 +239,7 @@ class _Reading:
 
 
 def _multiples_in(value: Any) -> Iterator[int | float]:
-    """Whatever could be one."""
+    """All that could be one."""
     if isinstance(value, dict):
         if isinstance(given := value.get("multipleOf"), int | float) and given > 0:
             yield given

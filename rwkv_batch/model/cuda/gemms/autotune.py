@@ -241,7 +241,7 @@ def usable(chosen: object, gemms: Gemms) -> dict[str, str]:
 
 
 def step_of(methods: Methods) -> Hashable:
-    """The same for methods by which the same kernels run."""
+    """A key that choices of methods share if the same kernels run by them."""
     outputs = {kind: output_method(methods, kind) for kind in (OUT, VALUE)}
     return tuple(sorted((methods | outputs).items()))
 

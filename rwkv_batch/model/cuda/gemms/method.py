@@ -116,7 +116,7 @@ class Method(ABC):
         return product.kind in self.kinds and type(product.w) is self.form and self.fits(product, tokens)
 
     def fits(self, product: Product, tokens: int) -> bool:
-        """As `takes`, for a product of its kinds and form."""
+        """Whether it can run a product of its kinds and form for so many tokens."""
         return True
 
     @abstractmethod

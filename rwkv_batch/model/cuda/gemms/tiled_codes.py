@@ -95,7 +95,7 @@ class SparseCoded(Method):
 
 
 class PartialSums(Method):
-    """As Coded, with the sums over parts of K left to the next norm."""
+    """Leaves the sums over parts of K to the next norm; otherwise as Coded."""
 
     form = CodedMatrix
 

@@ -47,7 +47,7 @@ class DecodedRoom:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockMatrix(CodedMatrix):
-    """As its base, in blocks; its format may be one that it has no products for there.
+    """A matrix of codes in blocks, in a format that need not have products in tiles.
 
     codes: `[outputs / 16, inputs / 64, bytes of a block]`, of int4-128 `[outputs / 16, inputs / 128, bytes of
     two blocks]`, uint8.
@@ -71,7 +71,7 @@ class BlockMatrix(CodedMatrix):
         return self.codes[part.start // BLOCK_OUTPUTS : part.stop // BLOCK_OUTPUTS]
 
     def scales_of(self, part: slice) -> Tensor | None:
-        """The same; None as `scales` is."""
+        """The scales of some outputs; None where `scales` is None."""
         return None if self.scales is None else self.scales[part]
 
 

@@ -172,7 +172,7 @@ class StepAdapters:
         slots.kernels.adapter_expand(self._input, self._parts, self._tiles(slots), output)
 
     def add(self, added: Addend) -> Addend:
-        """The same for what a norm adds up, which is returned."""
+        """Add what adapters give to what a norm will add up, which is returned."""
         if added.partials is not None:
             self.expand([added.partials], ADAPTER_ADD_FLOAT)
         elif added.y is not None:

@@ -47,7 +47,7 @@ class RowStep:
         return step if step.kernel.fits else None
 
     def run(self, tokens: Tensor, slots: Tensor, states: CudaStates, b: Buffers) -> Addend | None:
-        """As `RWKV7Cuda._decode_layers`, for as many of the first layers as there are states of."""
+        """Launch the layers of one row, as many of the first ones as there are states of."""
         assert states.feed.pending is not None
         to_states = (states.shift, states.wkv, states.feed.pending)
         self.kernel.run(tokens, slots, b.lag, self._table, b.x, b.normed, *to_states)

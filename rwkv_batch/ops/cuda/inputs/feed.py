@@ -77,7 +77,7 @@ class Feed:
                 )
 
     def flush_rows(self, pieces: ChunkedRows) -> None:
-        """The same for the rows of a prefill, whose number is on the device."""
+        """Write what is pending into the states of a prefill's rows, whose number is on the device."""
         if self.pending is not None:
             packed = pieces.input
             rows = packed.counts + torch.int32.itemsize  # the number of rows follows that of chunks

@@ -12,6 +12,7 @@ from mixtures import add_start_states, parts
 from rwkv_batch.engine.landing import NOT_FINITE
 from rwkv_batch.engine.serving.report import of_engine
 from rwkv_batch.model.stages import StagedModel
+from rwkv_batch.model.torch_model import TorchModel
 from rwkv_batch.runner import backends
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.protocol import Failed, Grammar, Progress, Rejected, Sampling
@@ -24,10 +25,13 @@ ENDS = (Failed, Progress, Rejected)
 
 def poisoned(driver: Driver, number: float = math.nan) -> Driver:
     with torch.inference_mode():
-        model = driver.engine.runner.model
-        first = model.stages[0] if isinstance(model, StagedModel) else model
-        first.embedding.table[POISON] = number
+        stages_of(driver)[0].embedding.table[POISON] = number
     return driver
+
+
+def stages_of(driver: Driver) -> list[TorchModel]:
+    model = driver.engine.runner.model
+    return [*model.stages] if isinstance(model, StagedModel) else [model]
 
 
 @pytest.fixture(params=["at once", "ahead", "several steps"])
@@ -142,7 +146,7 @@ def test_logits_that_only_a_prompt_shows_are_an_error(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those behind its first token, while the state is sound."""
-    model = driver.engine.runner.model
+    model = stages_of(driver)[-1]
     head, calls = model.head, []
 
     def broken_at_first(x):

@@ -14,7 +14,7 @@ KEY = b"test", "r"
 def case(request):
     """An engine, and how many ids its model has. A head of 65,536 rows has 65,530 with a text."""
     rows, ids = request.param
-    engine = Engine(tiny(vocab=rows, layers=1), **OPTIONS)
+    engine = Engine(tiny(vocab=rows), **OPTIONS)
     yield engine, ids
     engine.close()
 

@@ -84,6 +84,7 @@ class RowsOf:
     """A runner on a GPU whose rows take a MiB each, as do idle slots, and prefills 100."""
 
     device, limits = torch.device("cpu"), limits.GPU_LIMITS
+    devices = (device,)
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
         return (rows + idle_slots + 100) * MIB
@@ -112,6 +113,7 @@ class ScarceRunner:
     """A GPU whose rows and idle slots take 10 MiB each, and a step 200 of its own and 0.25 for each token."""
 
     device, limits = torch.device("cpu"), limits.GPU_LIMITS
+    devices = (device,)
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
         return ((rows + idle_slots) * 10 + 200 + (rows + prefill_tokens) // 4) * MIB

@@ -90,7 +90,7 @@ def test_memory_has_a_purpose(driver):
         of = {purpose: number(figures, "device_memory_bytes", name, purpose) for purpose in purposes}
         states = it.runner.states
         assert of["weights"] == 4 * WEIGHTS[name].parameters
-        assert of["states"] + of["sessions"] == states.shift.nbytes + states.wkv.nbytes
+        assert of["states"] + of["sessions"] == len(states) * states.shape.nbytes
         assert of["states"] * len(states) == (of["states"] + of["sessions"]) * it.info.slots
     assert 0 < number(figures, "device_free_bytes") < number(figures, "device_total_bytes")
 

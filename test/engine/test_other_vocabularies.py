@@ -55,7 +55,7 @@ def test_with_fewer_rows_there_are_no_texts(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [66_561, 128_256, 151_936])
 def test_a_model_of_which_some_ids_could_not_be_drawn_is_refused(rows: int) -> None:
-    weights = tiny(layers=1, width=64, vocab=rows)
+    weights = tiny(width=64, vocab=rows)
     assert f"{rows:,} tokens" in refusal(lambda: load_weights(weights, EngineConfig(), None))
 
 
@@ -149,7 +149,7 @@ def test_it_is_not_calibrated_by_a_text(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_model_with_worlds_ids_is_as_before() -> None:
-    driver = Driver(weights=tiny(layers=1, width=64, vocab=65_536))
+    driver = Driver(weights=tiny(width=64, vocab=65_536))
     name = driver.add("The", max_tokens=2)
     assert isinstance(driver.until(name, (Progress,))[0], Accepted)
     assert driver.engine.info.texts

@@ -30,5 +30,10 @@ def test_a_command_answers(run, url: str, block: str):
     assert done.returncode == 0 and done.stdout.strip(), done.stdout + done.stderr
 
 
-def test_there_are_some():
-    assert len(PYTHONS) > 1 and SHELLS
+def test_all_examples_for_clients_run():
+    """Those in `python` and with curl run in the tests of the server."""
+    page = (ROOT / "docs" / "clients.md").read_text()
+    blocks = re.findall(r"^```(\S*)\n(.*?)^```", page, re.S | re.M)
+    run_here = [block for _, block in blocks if block in PYTHONS + SHELLS]
+    elsewhere = [text for kind, text in blocks if kind == "python" or (kind == "sh" and "curl" in text)]
+    assert len(run_here) + len(elsewhere) == len(blocks) and len(run_here) > 3

@@ -7,6 +7,11 @@ import ollama
 import pytest
 from asked import ALICE, CAPITAL, CITY, MODEL, PARIS, SUNNY, TOOL, UNKNOWN, WEATHER, conversation, said
 
+COUNTED = {
+    "type": "object",
+    "properties": {"degrees": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["degrees"],
+}
 EXACT = {"temperature": 0, "num_predict": 200}
 
 
@@ -18,6 +23,11 @@ def client(url: str) -> ollama.Client:
 def test_a_chat(client: ollama.Client):
     assert PARIS in client.chat(MODEL, [said(CAPITAL)], options=EXACT).message.content
     assert PARIS in client.generate(MODEL, CAPITAL, options=EXACT).response
+
+
+def test_its_own_variable_names_the_server(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OLLAMA_HOST", url)
+    assert PARIS in ollama.Client().chat(MODEL, [said(CAPITAL)], options=EXACT).message.content
 
 
 def test_a_stream(url: str):
@@ -40,6 +50,17 @@ def test_a_tool(client: ollama.Client):
         assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Paris"})
         result = {"role": "tool", "tool_name": "get_weather", "content": SUNNY}
         assert client.chat(MODEL, [said(WEATHER), asked, result], tools=[tool], options=EXACT).message.content
+
+
+def test_a_tool_and_then_a_structured_answer(client: ollama.Client):
+    """The model chooses when to answer, and both are bound."""
+    fields = {"tools": [TOOL], "format": COUNTED, "options": EXACT}
+    asked = client.chat(MODEL, [said(WEATHER)], **fields).message
+    (call,) = asked.tool_calls
+    assert call.function.arguments == {"city": "Paris"} and not asked.content
+    result = {"role": "tool", "tool_name": "get_weather", "content": SUNNY}
+    answer = json.loads(client.chat(MODEL, [said(WEATHER), asked, result], **fields).message.content)
+    assert isinstance(answer["degrees"], int)
 
 
 def test_a_structured_answer(client: ollama.Client):

@@ -169,7 +169,7 @@ class Link(Thread):
                     self._looked()
                 elif message.writer != self._writer:
                     if self._writer:
-                        log.warning("another process writes to the database by now")
+                        log.info("another process writes to the database by now")
                         self._looked()
                     self._writer, self._unsent = message.writer, [*self._under_way.values()]
                     self._there.set()

@@ -1,0 +1,92 @@
+"""Two engines of one database: a conversation goes on with either; a turn that comes too late is refused."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_driver import PROMPTS, Driver
+from hosts import ThreadHost
+
+from rwkv_batch.wire.commands import DeleteSession, ForkSession, RewindSession
+from rwkv_batch.wire.protocol import CommandReply, Event, Failed, Progress, Rejected
+
+ENDS = (Progress, Rejected, Failed)
+
+
+class Engines:
+    """Several engines, closed at the end."""
+
+    def __init__(self, host: ThreadHost) -> None:
+        self._host, self._drivers = host, list[Driver]()
+
+    def open(self, **options) -> Driver:
+        driver = Driver(self._host.open(), **{"l1": 4} | options)
+        self._drivers.append(driver)
+        return driver
+
+    def close(self) -> None:
+        for driver in self._drivers:
+            driver.engine.close()
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> Iterator[Engines]:
+    with ThreadHost(tmp_path / "sessions.db") as host:
+        engines = Engines(host)
+        yield engines
+        engines.close()
+
+
+def last(driver: Driver, request: str) -> Event:
+    return driver.until(request, ENDS)[-1]
+
+
+@pytest.mark.parametrize("options", [{}, {"l1": 0, "l2": 0, "replay_tokens": 1}, {"token_log": False}])
+def test_a_conversation_is_the_same_with_two_engines_in_turns(engines: Engines, options: dict) -> None:
+    expected = Driver(l1=4).conversation("a", PROMPTS * 2)
+    one, two = engines.open(**options), engines.open(**options)
+    said = []
+    for number, prompt in enumerate(PROMPTS * 2):
+        said.append((one, two, two, one)[number % 4].say(prompt, "a"))
+    assert said == expected
+
+
+def test_of_two_turns_at_once_the_later_is_a_conflict(engines: Engines) -> None:
+    one, two = engines.open(), engines.open()
+    alone = Driver(l1=4)
+    assert one.say(PROMPTS[0], "a") == alone.say(PROMPTS[0], "a")
+    late = one.add(PROMPTS[1], "a", max_tokens=40, flush_tokens=1)
+    while not one.text(late):
+        one.step()
+    assert two.say(PROMPTS[2], "a") == alone.say(PROMPTS[2], "a")
+    refused = last(one, late)
+    assert isinstance(refused, Rejected) and refused.reason == "conflict"
+    assert refused.message == (
+        "The session a has been changed meanwhile; send the request again to go on from what it is now."
+    )
+    assert one.say(PROMPTS[3], "a") == alone.say(PROMPTS[3], "a")
+    alone.engine.close()
+
+
+def test_a_turn_of_a_session_that_another_engine_has_deleted_is_a_conflict(engines: Engines) -> None:
+    one, two = engines.open(), engines.open()
+    one.say(PROMPTS[0], "a")
+    late = one.add(PROMPTS[1], "a", max_tokens=40, flush_tokens=1)
+    while not one.text(late):
+        one.step()
+    assert two.ask(DeleteSession("delete", "a")).found == 1
+    refused = last(one, late)
+    assert isinstance(refused, Rejected) and refused.reason == "conflict"
+    again = last(one, one.add(PROMPTS[1], "a"))
+    assert isinstance(again, Progress)
+
+
+def test_commands_of_another_engine_hold_here(engines: Engines) -> None:
+    one, two = engines.open(), engines.open()
+    first = one.say(PROMPTS[0], "a")
+    second = one.say(PROMPTS[1], "a")
+    assert isinstance(two.ask(ForkSession("fork", "a", "b", turn=1)), CommandReply)
+    assert isinstance(two.ask(RewindSession("rewind", "a", 1)), CommandReply)
+    assert one.say(PROMPTS[1], "a") == second == one.say(PROMPTS[1], "b")
+    assert two.ask(DeleteSession("delete", "a")).found == 1
+    assert one.say(PROMPTS[0], "a") == first

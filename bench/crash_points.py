@@ -5,7 +5,11 @@ After each crash a pool is opened over what the disk has kept, and every session
 it was acknowledged last, or as it was asked for later, with the state of its tokens. For Linux, with a C
 compiler.
 
-    python bench/crash_points.py [--points 1000] [--seed 0] [--markdown FILE]
+With --engines, so many pools in processes of their own take turns on the sessions of one database, and a
+crash is kill -9 or SIGSTOP of one of them, or of the process that writes for them. After every 50 crashes all
+are killed and the database is checked against what each engine was told.
+
+    python bench/crash_points.py [--points 1000] [--seed 0] [--markdown FILE] [--engines 2,3]
 """
 
 import argparse
@@ -26,6 +30,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "test" / "helpers")]
 
+import host_crash  # noqa: E402
 import power_cut  # noqa: E402
 from pool_truth import Checked  # noqa: E402
 from pool_workload import VARIANTS, record  # noqa: E402
@@ -34,6 +39,10 @@ from power_cut import Names  # noqa: E402
 RUNS = 2  # of every variant, each with two recordings
 KINDS: dict[str, Sequence[Names | None]] = {"kill -9": (None,), "power cut": ("synced", "any", "all")}
 COLUMNS = ("variant", "kind", "points", "sessions checked", "images passed over", "failures")
+EVENTS = ("kill engine", "kill writer", "stop engine", "stop writer")
+TOLD = ("stored", "refused", "unknown")
+EVENTS_OF_A_ROUND = 50  # on one database
+STOP_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0, 40.0)  # how long an engine is stopped
 
 
 def crash(points: int, seed: int, operations: int, folder: Path) -> tuple[list[tuple], list[str]]:
@@ -71,6 +80,28 @@ def lines(rows: list[tuple]) -> list[str]:
     ]
 
 
+def crash_engines(counts: list[int], points: int, seed: int, folder: Path) -> tuple[list[str], list[str]]:
+    """A table with a row for each number of engines, and what has failed."""
+    columns = ("engines", *EVENTS, *(f"turns {name}" for name in TOLD), "longest wait", "failures")
+    table = [f"| {' | '.join(columns)} |", "|" + "---:|" * len(columns)]
+    failures: list[str] = []
+    with tqdm(total=points, unit="crash", disable=None) as bar:
+        for number, engines in enumerate(counts):
+            tally, left = host_crash.Tally(), points // len(counts) + (number < points % len(counts))
+            while left:
+                seed += 1
+                events = min(left, EVENTS_OF_A_ROUND)
+                rounds = host_crash.Rounds(folder / str(seed), engines, seed, STOP_SECONDS, tally)
+                for _ in rounds.run(events):
+                    bar.update()
+                left -= events
+            failures += tally.failures
+            numbers = [tally.events[name] for name in EVENTS] + [tally.turns[name] for name in TOLD]
+            row = engines, *numbers, f"{tally.longest:.2f} s", len(tally.failures)
+            table.append(f"| {' | '.join(map(str, row))} |")
+    return table, failures
+
+
 def page(rows: list[tuple]) -> str:
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
@@ -103,7 +134,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--operations", type=int, default=120, help="of each recorded process")
     parser.add_argument("--markdown", type=Path, help="file for the result as a page")
+    parser.add_argument("--engines", type=lambda text: [int(n) for n in text.split(",")], help="how many")
     options = parser.parse_args()
+    if options.engines:
+        folder = Path(tempfile.mkdtemp(prefix="crash-points-"))
+        table, failures = crash_engines(options.engines, options.points, options.seed, folder)
+        print("\n".join(table))
+        if failures:
+            sys.exit("\n".join(failures))
+        shutil.rmtree(folder)
+        return
     if reason := power_cut.missing():
         sys.exit(reason)
     folder = Path(tempfile.mkdtemp(prefix="crash-points-"))

@@ -37,6 +37,10 @@ class Host:
         for store in self._stores:
             store.close()
         self.stop()
+        self.close()
+
+    def close(self) -> None:
+        """When nobody writes any more."""
         self._folder.cleanup()
 
     def open(self, limit: int | None = None) -> HostStore:

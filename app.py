@@ -23,6 +23,7 @@ from rwkv_batch.config import (
     without_adapter,
 )
 from rwkv_batch.flags import finite, not_understood, number, number_or_auto, port
+from rwkv_batch.ops.cuda.context import count_gpus
 from rwkv_batch.processes.streams import keep_streams
 from rwkv_batch.supervisor import Supervisor, refuse
 
@@ -47,8 +48,8 @@ def parse(argv: list[str]) -> ServerConfig:
     if unknown:
         parser.error(not_understood(parser, unknown))
     _choose_defaults(options)
-    if options.pp_devices:
-        options.device = _pipeline_device(parser, options)
+    options.devices = _devices(parser, options)
+    options.device = options.devices[0]
     try:
         options.host = socket.getaddrinfo(options.host, None, type=socket.SOCK_STREAM)[0][4][0]
     except OSError:
@@ -68,6 +69,8 @@ def parse(argv: list[str]) -> ServerConfig:
     return ServerConfig(
         engines=_engines(parser, options),
         frontend=FrontendConfig(**_fields(FrontendConfig, options)),
+        devices=options.devices,
+        hung_seconds=options.hung_seconds,
         frontends=options.frontends,
         drain_seconds=options.drain_seconds,
         log_level=options.log_level,
@@ -185,7 +188,11 @@ def command_line() -> argparse.ArgumentParser:
         help="answer browsers at / with a page to try the server; --no-page lists the routes (default on)",
     )
     flag("--protect-translate", action="store_true", help="ask for the password on /translate too")
-    flag("--device", help="auto, cpu, cuda or cuda:1 (default %(default)s)")
+    flag(
+        "--device",
+        help="auto, cpu, cuda or cuda:1; several, as in cuda:0,cuda:1, or all: an engine on each, with all "
+        "models (default %(default)s)",
+    )
     flag(
         "--backend",
         choices=("auto", "torch", "portable"),
@@ -342,17 +349,38 @@ def _fields(config: type[ProcessConfig], options: argparse.Namespace) -> dict[st
     return {field.name: getattr(options, field.name) for field in fields(config)}
 
 
-def _pipeline_device(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
-    """`--pp-devices` is written `[0,1]`, `0,1` or `0 1`: `cuda:0+cuda:1`. A CPU is named `cpu`."""
+def _devices(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[str, ...]:
+    """One for each engine."""
+    if options.pp_devices:
+        return _pipeline_devices(parser, options)
+    if options.device == "all":
+        if count := count_gpus():
+            return tuple(f"cuda:{number}" for number in range(count))
+        parser.error("--device all: no GPU is found here; name devices, such as cpu")
+    devices = tuple(name.strip() for name in options.device.split(","))
+    if not all(devices):
+        parser.error(f"--device {options.device} has an empty name in it; write cuda:0,cuda:1")
+    return devices
+
+
+def _pipeline_devices(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[str, ...]:
+    """`--pp-devices` is written `[0,1]`, `0,1` or `0 1`: `cuda:0+cuda:1`. A CPU is named `cpu`.
+
+    `[0,1],[2,3]` are two engines of two stages each.
+    """
     text = " ".join(options.pp_devices)
-    names = text.strip("[]").replace(",", " ").split()
-    if not names or not all(name.isdecimal() or name == "cpu" for name in names):
+    groups = [group.strip(" [],").replace(",", " ").split() for group in text.split("]") if group.strip(" ,")]
+    if (
+        not groups
+        or not all(groups)
+        or not all(n.isdecimal() or n == "cpu" for group in groups for n in group)
+    ):
         parser.error(f"--pp-devices {text} is no list of GPU numbers; write [0] or 0")
     if options.device not in ("auto", "cuda"):
         parser.error(
             f"--pp-devices {text} and --device {options.device} both name a device; give one of them"
         )
-    return "+".join(name if name == "cpu" else f"cuda:{name}" for name in names)
+    return tuple("+".join(n if n == "cpu" else f"cuda:{n}" for n in group) for group in groups)
 
 
 if __name__ == "__main__":

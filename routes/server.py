@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from routes.guard.reads import Guard, Unguarded
@@ -16,8 +17,10 @@ from routes.http.connections import Connections
 from routes.http.frontend import Frontend
 from rwkv_batch.chat.checkpoints import settings_for
 from rwkv_batch.config import FrontendConfig
-from rwkv_batch.wire.client import Client
-from rwkv_batch.wire.supervision import Drain, EngineLost, Restarts, Serving
+from rwkv_batch.wire.client import Client, Wire
+from rwkv_batch.wire.codec import encode
+from rwkv_batch.wire.host.engines import Engines
+from rwkv_batch.wire.supervision import Changed, Drain, EngineLost, Restarts, Serving
 
 TICK = 0.1  # seconds
 FLUSH_SECONDS = 0.3  # for the last bytes to leave after the last request has ended
@@ -28,10 +31,10 @@ WAITING_PER_CORE = 512  # an HTTP worker can wait for this many streams, divided
 log = logging.getLogger(__name__)
 
 
-def run(config: FrontendConfig, name: str, address: str, control: Connection) -> None:
+def run(config: FrontendConfig, name: str, addresses: Sequence[str], control: Connection) -> None:
     """Serve until the supervisor sends `Drain`, then exit 0.
 
-    `name`: one that no other front end has. `address`: where the engine listens. `control`: the pipe to the
+    `name`: one that no other front end has. `addresses`: where the engines listen. `control`: the pipe to the
     supervisor; when its end closes, the process exits at once. Signals are left to the supervisor.
     """
     # before any thread, which inherits it
@@ -40,7 +43,7 @@ def run(config: FrontendConfig, name: str, address: str, control: Connection) ->
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")
     for library in ("robyn", "actix_server", "actix_web", "actix_http", "asyncio", "tracing"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    front = Frontend(config, Client(address, name))
+    front = Frontend(config, wire_to(addresses, name, config, control))
     threading.Thread(target=_receive, args=(front, control, config), name="supervisor", daemon=True).start()
     # Robyn reads the command line and its own environment variables, which are not meant for it here
     sys.argv = sys.argv[:1]
@@ -56,6 +59,15 @@ def run(config: FrontendConfig, name: str, address: str, control: Connection) ->
     served = application(front, guarded(config), workers)
     gc.freeze()  # a collection that looked through all modules would stop every stream for some 25 ms
     served.start(config.host, config.port, _check_port=False)
+
+
+def wire_to(addresses: Sequence[str], name: str, config: FrontendConfig, control: Connection) -> Wire:
+    """To the engine, or to all of them, whose changes the supervisor notes."""
+    if len(addresses) == 1:
+        return Client(addresses[0], name)
+    engines = Engines(addresses, name)
+    engines.commands.changed = lambda change: control.send(Changed(encode(change)))
+    return engines
 
 
 def guarded(config: FrontendConfig) -> Guard:
@@ -92,17 +104,18 @@ def _receive(front: Frontend, control: Connection, config: FrontendConfig) -> No
         except (EOFError, OSError):
             os._exit(1)
         match message:
-            case Serving(models=models, loading=loading):
-                for info in models:
+            case Serving():
+                serving = front.client.serves(message)
+                for info in serving.models:
                     if front.models.get(info.model) != info:
                         template = settings_for(info, config).chat_template
                         log.info("chat template of %s: %s (--chat-template chooses)", info.model, template)
-                front.serve(models)
-                front.loading = loading
+                front.serve(serving.models)
+                front.loading = serving.loading
             case Restarts():
                 front.restarts = message
-            case EngineLost():
-                front.engine_lost()
+            case EngineLost(engine=engine):
+                front.engine_lost(engine)
             case Drain(seconds=seconds):
                 threading.Thread(target=_drain, args=(front, seconds), name="drain", daemon=True).start()
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +40,10 @@ class EngineConfig(ProcessConfig):
     adapter_cache_mb: int = 4096  # host memory for those that are loaded; the others are read again
     mole_router: MoleRouter | None = None  # the rule by which experts of an adapter are chosen
     device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:1"
+    engines: int = 1  # on this host, among which its memory and threads are divided
+    place: int = 0  # which of them this is
+    on_device: int = 1  # of them, those on the same device
+    databases: str = ""  # where they have databases in common: the folder of the sockets to those who write
     backend: BackendName = "auto"  # what computes: own kernels if there are any for the device, else torch
     gpu_memory: int | None = None  # bytes of the GPU, at most; None: what is free
     max_rows: int | None = None  # rows that run at once
@@ -60,6 +65,39 @@ class EngineConfig(ProcessConfig):
     )
     capture_late: bool = False  # graphs are captured, and GEMMs timed, behind the first requests
     prefix_cache_mb: int = 512  # host memory for the states of prompt prefixes; 0: none are kept
+
+
+def on_each(
+    configs: tuple[EngineConfig, ...], devices: tuple[str, ...], folder: Path
+) -> list[tuple[EngineConfig, ...]]:
+    """The configurations of the models in each engine process.
+
+    Several have their databases in common, in this folder if no file is named. Threads are divided.
+    """
+    if len(devices) == 1:
+        return [tuple(replace(config, device=devices[0]) for config in configs)]
+    return [
+        tuple(
+            replace(
+                config,
+                device=device,
+                state_db=config.state_db if config.state_db != IN_MEMORY else str(folder / f"{number}.db"),
+                databases=str(folder),
+                engines=len(devices),
+                place=place,
+                on_device=devices.count(device),
+                threads=config.threads and max(1, config.threads // len(devices)),
+            )
+            for number, config in enumerate(configs)
+        )
+        for place, device in enumerate(devices)
+    ]
+
+
+def writer_address(folder: str | Path, database: str) -> str:
+    """Where the process listens that writes to the database for all engines."""
+    name = blake2b(str(Path(database).resolve()).encode(), digest_size=8).hexdigest()
+    return f"ipc://{folder}/{name}"
 
 
 def further_model(default: EngineConfig, path: str, name: str | None) -> EngineConfig:
@@ -112,6 +150,8 @@ class ServerConfig(ProcessConfig):
     """The supervisor, and the processes that it starts."""
 
     engines: tuple[EngineConfig, ...] = (EngineConfig(),)  # one for each model, the default one first
+    devices: tuple[str, ...] = ("auto",)  # one engine process on each, with all models
+    hung_seconds: float = 30.0  # until one of several engines that makes no step is started again
     frontend: FrontendConfig = FrontendConfig()
     frontends: int | None = None  # how many; None: by the machine's cores
     drain_seconds: int = 25  # how long running requests may go on after a signal

@@ -12,23 +12,28 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig
+from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig, on_each, writer_address
 from rwkv_batch.ops.compiled.bytecode import keep_bytecode
 from rwkv_batch.ops.cuda.context import prepare_context
 from rwkv_batch.ops.torch_libraries import loading_libraries
 from rwkv_batch.processes.folder import SOCKET, NoFolder, runtime_folder
 from rwkv_batch.processes.limits import TooFewFiles, allow_open_files
 from rwkv_batch.processes.streams import keep_streams
+from rwkv_batch.wire.codec import compacted
+from rwkv_batch.wire.host.merging import serving_of_all
 from rwkv_batch.wire.supervision import (
+    Changed,
+    DatabaseNeeded,
     Drain,
     EngineInfo,
     EngineLost,
     FrontendLost,
     LoadFailure,
+    Ping,
     Restarts,
     Serving,
     Stop,
@@ -40,13 +45,21 @@ RESTART_PAUSE = 0.5  # seconds between restarts of something that dies at once
 ANSWER_SECONDS = 20  # until it is said that no front end answers
 PROBE_PAUSE = 0.05  # seconds until a front end that has not answered is asked again
 ENGINE_RESTARTS = 3  # in a row, without having become ready
+REFUSED = 2  # the exit code of what cannot do its work, for which nothing starts it again
+COUNTS = "counts"  # in the runtime folder: where front ends count
+PINGS = 6  # that one of several engines gets within the time in which it must answer one
 
 log = logging.getLogger(__name__)
 spawn = multiprocessing.get_context("spawn")  # a fork would share sockets and threads
 
 
-def run_engine(configs: tuple[EngineConfig, ...], address: str, control: Connection) -> None:
+def run_engine(
+    configs: tuple[EngineConfig, ...], address: str, changes: Sequence[bytes], control: Connection
+) -> None:
     keep_streams()
+    if configs[0].engines > 1:  # which share the cores, unless somebody has divided them already
+        threads = max(1, len(os.sched_getaffinity(0)) // configs[0].engines)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     # oneDNN keeps what it makes for every shape of a product; batches have hundreds of shapes, and making one
     # anew costs nothing. Torch reads both when it is imported.
     os.environ |= {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
@@ -61,17 +74,26 @@ def run_engine(configs: tuple[EngineConfig, ...], address: str, control: Connect
 
     gc.freeze()
     gc.enable()
-    run(configs, address, control)
+    run(configs, address, control, changes)
 
 
-def run_frontend(config: FrontendConfig, name: str, address: str, counts: str, control: Connection) -> None:
+def run_frontend(
+    config: FrontendConfig, name: str, addresses: Sequence[str], counts: str, control: Connection
+) -> None:
     keep_streams()
     # The folder in which all front ends count; what one has counted stays when it dies. prometheus_client
     # reads it when it is imported.
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts
     from routes.server import run  # loads Robyn, which no other process needs
 
-    run(config, name, address, control)
+    run(config, name, addresses, control)
+
+
+def run_database(path: str, address: str, first: bool, control: Connection) -> None:
+    keep_streams()
+    from rwkv_batch.state.host.service import DatabaseService, serve
+
+    serve(DatabaseService(path, address, first), control)
 
 
 class Child:
@@ -94,20 +116,39 @@ class Child:
         self.control.close()
 
 
+class EngineProcess:
+    """One of the engines, over all processes that it has had. `name`: of them."""
+
+    child: Child
+    started = False
+
+    def __init__(self, number: int, name: str, configs: tuple[EngineConfig, ...], address: str) -> None:
+        """`address`: where it listens."""
+        self.number, self.name, self.configs, self.address = number, name, configs, address
+        self.serving: Serving | None = None  # what the process that runs now serves; None: it is not ready
+        self.failures = 0  # since one was ready
+        self.gone = False  # it is not started any more
+        self.answered = time.monotonic()  # when it last answered a Ping
+        self.asked = False  # and has not answered since
+
+    def start(self, changes: Sequence[bytes]) -> None:
+        self.serving, self.asked, self.started = None, False, True
+        self.child = Child(self.name, run_engine, self.configs, self.address, changes)
+
+
 class Supervisor:
     """Owns every process of the server."""
 
-    _engine: Child
-    _address: str  # where the engine listens
-    _counts: str  # the folder in which front ends count
+    _folder: Path
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
+        self._engines: list[EngineProcess] = []
+        self._databases: dict[str, Child] = {}  # by path: processes that write for several engines
         self._frontends: list[Child] = []
         self._frontends_started = 0
-        self._serving: Serving | None = None  # None: the engine has never been ready
-        self._ready = False  # whether the engine that runs now has been ready
-        self._failures = 0  # of the engine since it was ready
+        self._began = False  # whether all engines have been ready
+        self._changes: list[bytes] = []  # of models and adapters since then, where there are several engines
         self._restarts = Restarts()
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
@@ -128,11 +169,23 @@ class Supervisor:
             return refuse(str(error))
 
     def _run_in(self, folder: Path) -> int:
-        self._address, self._counts = f"ipc://{folder / SOCKET}", str(folder / "counts")
+        self._folder = folder
+        devices = self._config.devices
+        for number, configs in enumerate(on_each(self._config.engines, devices, folder)):
+            name, socket_ = (
+                ("engine", SOCKET) if len(devices) == 1 else (f"engine-{number}", f"{SOCKET}-{number}")
+            )
+            self._engines.append(EngineProcess(number, name, configs, f"ipc://{folder / socket_}"))
         try:
-            Path(self._counts).mkdir()
-            self._start_engine()
+            (folder / COUNTS).mkdir()
             try:
+                for config in self._engines[0].configs if self._several else ():
+                    assert config.state_db
+                    self._start_database(config.state_db)
+                if (refusal := self._databases_ready()) is not None:
+                    return refuse(refusal) if refusal else 0
+                for engine in self._engines:
+                    engine.start(self._changes)
                 for _ in range(self._config.frontends or max(2, min(8, (os.cpu_count() or 1) // 4))):
                     self._start_frontend()
                 return self._watch()
@@ -142,77 +195,180 @@ class Supervisor:
             log.error("the server ends, as a process cannot be started (%s)", error.strerror or error)
             return 1
 
+    def _start_database(self, path: str, first: bool = True) -> None:
+        address = writer_address(self._folder, path)
+        self._databases[path] = Child(f"database {Path(path).name}", run_database, path, address, first)
+
+    def _databases_ready(self) -> str | None:
+        """Wait for them. Returns why one cannot be used; empty after a signal."""
+        for child in self._databases.values():
+            if self._signals in wait([self._signals, child.control]):
+                return ""
+            try:
+                if refusal := child.control.recv():
+                    return str(refusal)
+            except (EOFError, OSError):
+                return "The process that writes to the database has ended; start the server again."
+        return None
+
+    def _restart_database(self, path: str) -> None:
+        child = self._databases[path]
+        child.close()
+        if child.process.exitcode == REFUSED:  # it has said why, and what needs it says so
+            del self._databases[path]
+            return
+        log.error("%s died (exit code %s); it is started again", child.name, child.process.exitcode)
+        if time.monotonic() - child.started < RESTART_PAUSE:
+            time.sleep(RESTART_PAUSE)
+        self._start_database(path, first=False)
+
+    @property
+    def _living(self) -> list[EngineProcess]:
+        return [engine for engine in self._engines if not engine.gone]
+
     def _watch(self) -> int:
         code = None
         while code is None:
-            sentinels = [child.process.sentinel for child in (self._engine, *self._frontends)]
-            ready = wait([self._signals, self._engine.control, *sentinels])
+            engines = [engine.child for engine in self._living]
+            children = (*engines, *self._frontends, *self._databases.values())
+            sentinels = [child.process.sentinel for child in children]
+            controls = [child.control for child in (*engines, *(self._frontends if self._several else ()))]
+            ready = wait([self._signals, *controls, *sentinels], self._until_ping)
             if self._signals in ready:
                 os.read(self._signals, 64)
                 return self._drain()
-            if self._engine.control in ready:
-                code = self._receive()
-            elif self._engine.process.sentinel in ready:
-                code = self._restart_engine()
-            for frontend in [f for f in self._frontends if f.process.sentinel in ready]:
-                self._restart_frontend(frontend)
+            for engine in self._living:
+                if engine.child.control in ready:
+                    code = self._receive(engine)
+                elif engine.child.process.sentinel in ready:
+                    code = self._restart_engine(engine)
+                if code is not None:
+                    return code
+            for path in [path for path, child in self._databases.items() if child.process.sentinel in ready]:
+                self._restart_database(path)
+            for frontend in [*self._frontends]:
+                if frontend.control in ready:
+                    self._note_change(frontend)
+                if frontend.process.sentinel in ready:
+                    self._restart_frontend(frontend)
+            self._ping()
         return code
 
-    def _receive(self) -> int | None:
-        """Take a message from the engine. Returns an exit code if it is the end."""
+    @property
+    def _several(self) -> bool:
+        return len(self._engines) > 1
+
+    @property
+    def _until_ping(self) -> float | None:
+        """Seconds until engines are asked whether they live; None: a single one is not."""
+        return self._config.hung_seconds / PINGS if self._several else None
+
+    def _ping(self) -> None:
+        """End the engines that have not answered for too long; one that loads is not asked."""
+        if not self._several:
+            return
+        now, limit = time.monotonic(), self._config.hung_seconds
+        for engine in self._living:
+            if engine.serving is None:
+                continue
+            if engine.asked and now - engine.answered > limit:
+                log.error("%s has made no step for %.0f s; it is ended", engine.name, now - engine.answered)
+                engine.child.process.kill()  # its sentinel says when it has ended
+            elif not engine.asked and now - engine.answered >= limit / PINGS:
+                engine.asked, engine.answered = True, now
+                engine.child.send(Ping())
+
+    def _receive(self, engine: EngineProcess) -> int | None:
+        """Take a message from an engine. Returns an exit code if it is the end."""
         try:
-            message: Serving | LoadFailure = self._engine.control.recv()
+            message: Serving | LoadFailure | DatabaseNeeded | Ping = engine.child.control.recv()
         except (EOFError, OSError):
-            return self._restart_engine()
-        if isinstance(message, LoadFailure):
-            return refuse(message.message)
-        began, self._serving, self._failures = not self._ready, message, 0
-        self._ready = True
-        self._broadcast(message)
-        if began:  # later it is a change of the models
-            served = message.models, self._config.frontend
-            threading.Thread(target=announce, args=served, name="announce", daemon=True).start()
+            return self._restart_engine(engine)
+        match message:
+            case LoadFailure(message=sentence):
+                if not (self._began and self._several):
+                    return refuse(sentence)
+                log.error("%s: %s", engine.name, sentence)  # it ends now
+            case DatabaseNeeded(path=path):
+                if path not in self._databases:
+                    self._start_database(path)
+            case Ping():
+                engine.asked, engine.answered = False, time.monotonic()
+            case Serving():
+                first = engine.serving is None
+                engine.serving, engine.failures = message, 0
+                if first:
+                    engine.answered = time.monotonic()
+                self._served(message, first)
         return None
+
+    def _served(self, serving: Serving, first: bool) -> None:
+        """What an engine serves has changed; first: it has become ready. They begin all at once."""
+        if self._began:
+            self._broadcast(serving)
+        elif all(engine.serving for engine in self._engines):
+            self._began = True
+            for engine in self._engines:
+                self._broadcast(engine.serving)
+        else:
+            return
+        if first:  # later it is a change of the models
+            servings = [engine.serving for engine in self._living if engine.serving]
+            served = serving_of_all(servings).models, self._config.frontend, len(servings)
+            threading.Thread(target=announce, args=served, name="announce", daemon=True).start()
+
+    def _note_change(self, frontend: Child) -> None:
+        try:
+            message: Changed = frontend.control.recv()
+        except (EOFError, OSError):
+            return  # it has died
+        self._changes = compacted(self._changes, message.command)
 
     def _broadcast(self, message: object) -> None:
         for frontend in self._frontends:
             frontend.send(message)
 
-    def _start_engine(self) -> None:
-        self._ready = False
-        self._engine = Child("engine", run_engine, self._config.engines, self._address)
-
-    def _restart_engine(self) -> int | None:
+    def _restart_engine(self, engine: EngineProcess) -> int | None:
         """Returns an exit code if starting it once more is of no use."""
-        self._engine.close()
-        self._failures += 1
-        code = self._engine.process.exitcode
-        if self._serving is None:
+        engine.child.close()
+        engine.failures += 1
+        code = engine.child.process.exitcode
+        if not self._began:
             log.error("the engine died while loading (exit code %s)", code)
             return 1
-        if self._failures > ENGINE_RESTARTS:
-            log.error("the engine died %d times (exit code %s); the server ends", self._failures, code)
-            return 1
+        if engine.failures > ENGINE_RESTARTS:
+            engine.gone = True
+            if not self._living:
+                log.error("the engine died %d times (exit code %s); the server ends", engine.failures, code)
+                return 1
+            log.error("%s died %d times (exit code %s); the others go on", engine.name, engine.failures, code)
+            return None
         log.error("the engine died (exit code %s); it is started again", code)
-        self._broadcast(EngineLost())
+        if engine.serving or not self._several:
+            self._broadcast(EngineLost(engine.number))
         self._count_restart(engine=1)
-        self._start_engine()
+        engine.start(self._changes)
         return None
 
     def _start_frontend(self) -> None:
         self._frontends_started += 1
         name = f"frontend-{self._frontends_started}"
-        frontend = Child(name, run_frontend, self._config.frontend, name, self._address, self._counts)
+        addresses = [engine.address for engine in self._engines]
+        frontend = Child(
+            name, run_frontend, self._config.frontend, name, addresses, str(self._folder / COUNTS)
+        )
         self._frontends.append(frontend)
         frontend.send(self._restarts)
-        if self._serving:
-            frontend.send(self._serving)
+        for engine in self._living if self._began else ():
+            if engine.serving:
+                frontend.send(engine.serving)
 
     def _restart_frontend(self, dead: Child) -> None:
         dead.close()
         self._frontends.remove(dead)
         log.warning("%s died (exit code %s); another is started", dead.name, dead.process.exitcode)
-        self._engine.send(FrontendLost(dead.name))
+        for engine in self._living:
+            engine.child.send(FrontendLost(dead.name))
         if time.monotonic() - dead.started < RESTART_PAUSE:
             time.sleep(RESTART_PAUSE)
         self._count_restart(frontend=1)
@@ -233,39 +389,55 @@ class Supervisor:
         self._broadcast(Drain(seconds))
         deadline = time.monotonic() + seconds + CUT_OFF_SECONDS
         frontends = {frontend.process.sentinel for frontend in self._frontends}
-        engine = {self._engine.process.sentinel}
+        engines = {engine.child.process.sentinel: engine for engine in self._living}
         while frontends and (left := deadline - time.monotonic()) > 0:
-            ready = set(wait([self._signals, *engine, *frontends], left))
+            ready = set(wait([self._signals, *engines, *frontends], left))
             if self._signals in ready:
                 log.warning("second signal: requests under way are cut off")
                 os.read(self._signals, 64)
                 break
-            if engine & ready:
+            for sentinel in engines.keys() & ready:
+                engine = engines.pop(sentinel)
                 log.error(
                     "the engine died (exit code %s) while requests were under way",
-                    self._engine.process.exitcode,
+                    engine.child.process.exitcode,
                 )
-                self._broadcast(EngineLost())
-            engine -= ready
+                self._broadcast(EngineLost(engine.number))
             frontends -= ready
-        self._engine.send(Stop())
-        wait([self._signals, self._engine.process.sentinel], SAVE_SECONDS)
+        for engine in self._living:
+            engine.child.send(Stop())
+        self._await_end([engine.child for engine in self._living])
+        for database in self._databases.values():
+            database.send(Stop())
+        self._await_end([*self._databases.values()])
         return 0
 
+    def _await_end(self, children: Sequence[Child]) -> None:
+        """Until they have stored everything, or a signal."""
+        deadline = time.monotonic() + SAVE_SECONDS
+        waited = {child.process.sentinel for child in children}
+        while waited and (left := deadline - time.monotonic()) > 0:
+            ready = set(wait([self._signals, *waited], left))
+            if self._signals in ready:
+                return
+            waited -= ready
+
     def _kill_all(self) -> None:
-        for child in [*self._frontends, self._engine]:
+        engines = [engine.child for engine in self._living if engine.started]
+        for child in [*self._frontends, *engines, *self._databases.values()]:
             child.process.kill()
             child.close()
 
 
-def describe(models: list[EngineInfo], frontend: FrontendConfig) -> str:
+def describe(models: list[EngineInfo], frontend: FrontendConfig, engines: int = 1) -> str:
     """What is served, where, and a command that is answered at once; between blank lines."""
     access = "no password" if frontend.password is None else "password on every route"
     if frontend.password is not None and not frontend.protect_translate:
         access += " but /translate, which is open (--protect-translate closes it)"
+    where = f" in {engines} engines" if engines > 1 else ""
     served = [
         f"{info.model}: {info.layers} layers, width {info.width}, {info.parameters:,} parameters, "
-        f"{info.dtype} on {info.device}, {info.slots} slots, {access}"
+        f"{info.dtype} on {info.device}, {info.slots} slots{where}, {access}"
         for info in models
     ]
     url = _url(frontend.host, frontend.port)
@@ -294,7 +466,7 @@ def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def announce(models: list[EngineInfo], frontend: FrontendConfig) -> None:
+def announce(models: list[EngineInfo], frontend: FrontendConfig, engines: int = 1) -> None:
     """Say what is served as soon as it is: when a front end has answered a request."""
     host, silent_since = _here(frontend.host), time.monotonic()
     while True:
@@ -303,7 +475,7 @@ def announce(models: list[EngineInfo], frontend: FrontendConfig) -> None:
             with contextlib.closing(connection):
                 connection.request("GET", "/health")
                 if connection.getresponse().status == 200:
-                    print(describe(models, frontend), file=sys.stderr, flush=True)
+                    print(describe(models, frontend, engines), file=sys.stderr, flush=True)
                     return
         if time.monotonic() - silent_since > ANSWER_SECONDS:
             log.error(

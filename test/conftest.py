@@ -52,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="tests of kernels in test/kernels run those for this AMD GPU on a CPU: slow, so name some",
     )
     parser.addoption("--most-cases", type=int, help="of every test that needs a GPU, at most so many cases")
+    parser.addoption("--engines", type=int, help="servers on the CPU have so many engines")
     parser.addoption("--pictures", action="store_true", help="tests of the page keep its pictures in docs/")
     parser.addoption("--schemas", type=int, default=60, help="random JSON schemas that a model writes to")
     parser.addoption("--stages", type=int, help="models on the CPU run in so many stages")
@@ -102,6 +103,8 @@ def pytest_configure(config: pytest.Config) -> None:
         serving.on_cpu = ["--pp-devices", ",".join(["cpu"] * stages)]
         found = device.find_devices
         device.find_devices = lambda names: found(names) * (stages if names == "cpu" else 1)
+    if engines := config.getoption("--engines"):
+        serving.on_cpu = ["--device", ",".join(["cpu"] * engines)]
     if config.getoption("--ahead"):
         backends.TorchRunner = LateRunner
 

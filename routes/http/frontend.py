@@ -13,7 +13,7 @@ from routes.http.counts import HttpCounts
 from routes.http.errors import ApiError
 from routes.http.stream import JobStream, failure_status
 from rwkv_batch.config import FrontendConfig
-from rwkv_batch.wire.client import Client, RequestFailed, RequestRejected
+from rwkv_batch.wire.client import EngineGone, RequestFailed, RequestRejected, Wire
 from rwkv_batch.wire.commands import Command
 from rwkv_batch.wire.protocol import CommandReply
 from rwkv_batch.wire.supervision import EngineInfo, Loading, Restarts
@@ -30,7 +30,7 @@ ABANDONED_AFTER = 60.0  # seconds in which a client reads nothing of its stream
 class Frontend:
     """One per process. Handlers run on the event loop; other callers are threads."""
 
-    def __init__(self, settings: FrontendConfig, client: Client) -> None:
+    def __init__(self, settings: FrontendConfig, client: Wire) -> None:
         self.settings, self.client = settings, client
         self.models: dict[str, EngineInfo] = {}  # by name, the default one first; none until they are ready
         self.loading: list[Loading] = []  # models that will be served beside these, or in place of some
@@ -81,7 +81,8 @@ class Frontend:
         try:
             return await asyncio.wait_for(self.client.ask(command), within or ANSWERED_WITHIN)
         except (RequestRejected, RequestFailed) as error:
-            raise ApiError(failure_status(error, engine_lives=bool(self.models)), str(error)) from None
+            lives = bool(self.models) and not isinstance(error, EngineGone)
+            raise ApiError(failure_status(error, engine_lives=lives), str(error)) from None
         except TimeoutError:
             raise ApiError(503, NO_REPLY) from None
         finally:
@@ -121,9 +122,11 @@ class Frontend:
             if stream.idle() > ABANDONED_AFTER:
                 stream.close("client stopped taking")
 
-    def engine_lost(self) -> None:
-        self.models, self.loading = {}, []
-        self.client.fail_all(ENGINE_LOST)
+    def engine_lost(self, engine: int = 0) -> None:
+        """That engine has died."""
+        if not self.client.lose(engine, ENGINE_LOST):
+            self.models, self.loading = {}, []
+            self.client.fail_all(ENGINE_LOST)
 
     def drain(self, seconds: float) -> None:
         """Take no more requests; return when none is live, or after `seconds`."""

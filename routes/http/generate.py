@@ -24,7 +24,7 @@ from routes.http.model_field import read_model, with_defaults
 from routes.http.replies import Reply
 from routes.http.start_states import choose_state
 from routes.http.stream import EventStream, JobStream, SlowJson, failure_status
-from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
+from rwkv_batch.wire.client import EngineGone, Job, RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import GenerateRequest, RowDelta
 from rwkv_batch.wire.supervision import EngineInfo
 
@@ -122,7 +122,8 @@ async def run(
         except TimeoutError:
             raise ApiError(503, NO_REPLY) from None
         except (RequestRejected, RequestFailed) as error:
-            status = failure_status(error, engine_lives=bool(front.models))
+            lives = bool(front.models) and not isinstance(error, EngineGone)
+            status = failure_status(error, engine_lives=lives)
             param = error.field or None if isinstance(error, RequestRejected) else None
             return json_response(http, reply.error(str(error), status, param), status)
         undo.pop_all()  # the stream leaves the front end and cancels its job when it is closed

@@ -6,7 +6,7 @@ those of all front ends from their files (routes/http/counts.py), those of the s
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from uuid import uuid4
 
 from prometheus_client import Metric, generate_latest
@@ -20,7 +20,8 @@ from routes.native.shapes import ServerStats
 from rwkv_batch import __version__
 from rwkv_batch.wire.client import RequestFailed, RequestRejected
 from rwkv_batch.wire.commands import GetMetrics
-from rwkv_batch.wire.metrics import ENGINE, FAMILIES, PREFIX, Series
+from rwkv_batch.wire.host.merging import TIERS, name_of
+from rwkv_batch.wire.metrics import ENGINE, FAMILIES, LABEL, PREFIX, Series
 
 ANSWERED_SOON = 5.0  # seconds; Prometheus waits for ten
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # what every version of Prometheus reads
@@ -36,7 +37,8 @@ async def metrics(front: Frontend, http: HttpRequest) -> Response:
             series = (await asyncio.wait_for(asked, ANSWERED_SOON)).metrics
         except (RequestRejected, RequestFailed, TimeoutError):
             series = []
-    counted = _Collected([*_of_server(front, bool(series)), *_of_engine(series)])
+    up = _up(series, front.client.count)
+    counted = _Collected([*_of_server(front, up), *_of_engine(series)])
     return text_response(http, generate_latest(counted).decode(), MEDIA_TYPE)
 
 
@@ -45,17 +47,25 @@ async def stats(front: Frontend, http: HttpRequest) -> Response:
     _authorize(front, http)
     engine = front.ready_engine()
     found = (await front.ask(GetMetrics(uuid4().hex), ANSWERED_SOON)).metrics
-    values = {(s.family, *s.labels): s.values for s in found}
+    values = _of_host(found)
 
     def of(family: str, name: str, *labels: str) -> int:
-        return int(values.get((family, name, *labels), [0])[0])
+        return int(sum(engine[0] for engine in values.get((family, name, *labels), [])))
+
+    def sessions(name: str) -> dict[str, int]:
+        """Each engine says how many there are in all, and how many states it holds itself."""
+        l1, l2 = of("sessions", name, "L1"), of("sessions", name, "L2")
+        tiers = zip_longest(*(values.get(("sessions", name, tier), []) for tier in TIERS), fillvalue=[0.0])
+        most = max((int(sum(engine[0] for engine in each)) for each in tiers), default=0)
+        return {"L1": l1, "L2": l2, "L3": max(0, most - l1 - l2)}
 
     batches, rows = _steps(s.values for s in found if s.family == "batch_size")
+    idle = [engine[0] for engine in values.get(("device_idle_ratio",), [])] or [1.0]
     body: ServerStats = {
         "status": "running",
         "version": __version__,
         "model": engine.model,
-        "num_gpus": int(engine.device.startswith("cuda")),
+        "num_gpus": int(engine.device.startswith("cuda")) * front.client.count,
         "batch_mode": "dynamic",
         "dynamic_batching": {
             "enabled": True,
@@ -66,7 +76,7 @@ async def stats(front: Frontend, http: HttpRequest) -> Response:
             },
             "pending_requests": sum(of("num_requests_waiting", name) for name in front.models),
         },
-        "device_idle_ratio": round(values.get(("device_idle_ratio",), [1.0])[0], 3),
+        "device_idle_ratio": round(sum(idle) / len(idle), 3),
         "models": [
             {
                 "model": name,
@@ -76,7 +86,7 @@ async def stats(front: Frontend, http: HttpRequest) -> Response:
                 "waiting": of("num_requests_waiting", name),
                 "prompt_tokens": of("prompt_tokens", name),
                 "generation_tokens": of("generation_tokens", name),
-                "sessions": {tier: of("sessions", name, tier) for tier in ("L1", "L2", "L3")},
+                "sessions": sessions(name),
             }
             for name, info in front.models.items()
         ],
@@ -102,12 +112,31 @@ def _authorize(front: Frontend, http: HttpRequest) -> None:
         demand_password(own, http, flag="--metrics-password")
 
 
-def _of_server(front: Frontend, engine_up: bool) -> Iterator[Metric]:
+def _of_host(found: Iterable[Series]) -> dict[tuple[str, ...], list[list[float]]]:
+    """The values of each engine, by family and labels."""
+    values: dict[tuple[str, ...], list[list[float]]] = {}
+    for series in found:
+        labels = series.labels[: len(FAMILIES[series.family].labels)]
+        values.setdefault((series.family, *labels), []).append(series.values)
+    return values
+
+
+def _up(series: list[Series], engines: int) -> list[Series]:
+    """Whether each engine has answered."""
+    if engines == 1:
+        return [Series("engine_up", [], [int(bool(series))])]
+    answered = {each.labels[-1] for each in series}
+    names = map(name_of, range(engines))
+    return [Series("engine_up", [name], [int(name in answered)]) for name in names]
+
+
+def _of_server(front: Frontend, engines_up: list[Series]) -> Iterator[Metric]:
     yield from front.answered.of_all()
     restarts, up = _metric("restarts"), _metric("engine_up")
     _add(restarts, Series("restarts", ["engine"], [front.restarts.engine]))
     _add(restarts, Series("restarts", ["frontend"], [front.restarts.frontend]))
-    _add(up, Series("engine_up", [], [int(engine_up)]))
+    for each in engines_up:
+        _add(up, each)
     yield from (restarts, up)
 
 
@@ -129,7 +158,8 @@ def _metric(name: str) -> Metric:
 def _add(metric: Metric, series: Series) -> None:
     """The samples of a series. Those of a histogram add up from bucket to bucket."""
     family = FAMILIES[series.family]
-    labels = dict(zip(family.labels, series.labels, strict=True))
+    names = (*family.labels, LABEL)[: len(series.labels)]
+    labels = dict(zip(names, series.labels, strict=True))
     if family.kind != "histogram":
         suffix = "_total" if family.kind == "counter" else ""
         metric.add_sample(metric.name + suffix, labels, series.values[0])

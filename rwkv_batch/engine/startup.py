@@ -31,6 +31,7 @@ from rwkv_batch.ops.progress import hidden
 from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.protocol import Runner
+from rwkv_batch.state.host.store import HostStore
 from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.pool.options import PoolOptions, PoolSlots
@@ -38,7 +39,11 @@ from rwkv_batch.text.tokenizer import tokenizer_of
 from rwkv_batch.wire.supervision import EngineInfo
 from state_pool import StatePool
 
+# Where the process listens that writes to a database of this path for all engines; it is started if need be.
+SharedDatabase = Callable[[str], str]
+
 log = logging.getLogger(__name__)
+CONTEXT = 1 << 30  # bytes that are left to CUDA by each of several engines on one GPU
 DEMO_NAME = "rwkv7-demo"  # of the bundled model
 
 
@@ -64,6 +69,9 @@ def load_model(
     if config.gpu_memory is not None:
         for device in places:
             devices.limit_memory(device, config.gpu_memory)
+    elif config.on_device > 1 and not on_cpu:
+        for device in places:
+            devices.limit_memory(device, devices.memory(device)[1] // config.on_device - CONTEXT)
     reads = on_cpu or config.weights is not None  # before anything goes to the device
     weights = load_weights(model, config, progress if reads else None, on_cpu, place)
     before = sum(map(devices.allocated_bytes, {*places}))
@@ -185,11 +193,19 @@ def loading_bar(name: str) -> Iterator[Callable[[int, int], None]]:
         yield progress
 
 
-def open_store(config: EngineConfig, share: MemoryShare = WHOLE) -> SessionStore | None:
-    """The configured database, with a limit to its size. Raises StoreError."""
+def open_store(
+    config: EngineConfig, share: MemoryShare = WHOLE, shared: SharedDatabase | None = None
+) -> SessionStore | None:
+    """The configured database, with a limit to its size. `shared`: see there. Raises StoreError."""
     if not config.state_db or config.state_db == IN_MEMORY:
         return None
-    store = Store(config.state_db, config.l3_bytes and config.l3_bytes // share.host)
+    share = replace(share, host=share.host // config.engines)  # the others have the same database
+    limit = config.l3_bytes and config.l3_bytes // share.host
+    store: SessionStore
+    if shared:
+        store = HostStore(config.state_db, shared(config.state_db), limit)
+    else:
+        store = Store(config.state_db, limit)
     if store.limit is None and store.path:
         store.limit = memory.database_limit(store.path, store.size(), share)
     return store

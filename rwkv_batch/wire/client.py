@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import zmq
 
@@ -28,6 +29,7 @@ from rwkv_batch.wire.protocol import (
     Rejected,
     RowDelta,
 )
+from rwkv_batch.wire.supervision import Serving
 
 
 class RequestRejected(Exception):
@@ -42,11 +44,25 @@ class RequestFailed(Exception):
     """The engine gave up on the request after it had begun."""
 
 
+class EngineGone(RequestFailed):
+    """It has died, and another one can be asked."""
+
+
 def error_from(event: Rejected | Failed) -> Exception:
     """The exception for the reader of a request or command that has ended with this event."""
     if isinstance(event, Rejected):
         return RequestRejected(event.reason, event.message, event.field)
-    return RequestFailed(event.message)
+    return EngineGone(event.message) if event.gone else RequestFailed(event.message)
+
+
+class EventReader(Protocol):
+    """What the events of one id go to, on the client's thread."""
+
+    def ends(self, event: Event) -> bool:
+        """Whether this is the last event. Called before `put`."""
+
+    def put(self, event: Event) -> None:
+        """Take the event."""
 
 
 class Job:
@@ -167,12 +183,40 @@ class PendingCommand:
             self.reply.set_result(event)
 
 
+class Wire(Protocol):
+    """What serves a front end: the one engine (Client), or all of the host's (host/engines.py)."""
+
+    @property
+    def count(self) -> int:
+        """How many engines there are."""
+
+    def submit(self, request: GenerateRequest) -> Job:
+        """Have a request run."""
+
+    async def ask(self, command: Command) -> CommandReply:
+        """Send a command, which is carried out even if the caller stops waiting, and wait for the reply.
+
+        Raises RequestRejected, RequestFailed.
+        """
+
+    def serves(self, serving: Serving) -> Serving:
+        """An engine has these models; returns what all have together."""
+
+    def lose(self, engine: int, message: str) -> bool:
+        """An engine has died. Whether another serves; if not, `fail_all` follows."""
+
+    def fail_all(self, message: str) -> None:
+        """Everything in flight fails."""
+
+
 class Client:
-    """The wire to the engine, for any number of jobs at once. Safe to use from any thread."""
+    """The wire to one engine, for any number of jobs at once. Safe to use from any thread."""
+
+    count = 1
 
     def __init__(self, address: str, name: str) -> None:
         """`address`: where the engine listens; `name`: one that no other front end has."""
-        self._jobs: dict[str, Job | PendingCommand] = {}  # until their last event has arrived
+        self._jobs: dict[str, EventReader] = {}  # until their last event has arrived
         self._outbox: deque[ToEngine] = deque()
         # One event is delivered at a time. Nothing else may wait for this lock: a stream that the garbage
         # collector finds cancels its job in the thread that runs, which may hold a job's own lock.
@@ -186,15 +230,17 @@ class Client:
         self._thread.start()
 
     def submit(self, request: GenerateRequest) -> Job:
-        job = self._jobs[request.id] = Job(request, self._cancel)
+        job = self._jobs[request.id] = Job(request, self.cancel)
         self._send(request)
         return job
 
-    async def ask(self, command: Command) -> CommandReply:
-        """Send a command, which is carried out even if the caller stops waiting, and wait for the reply.
+    def send_for(self, reader: EventReader, message: ToEngine) -> None:
+        """Send a message whose events go to the reader."""
+        self._jobs[message.id] = reader
+        self._send(message)
 
-        Raises RequestRejected, RequestFailed.
-        """
+    async def ask(self, command: Command) -> CommandReply:
+        """See Wire."""
         pending = self._jobs[command.id] = PendingCommand()
         self._send(command)
         try:
@@ -207,10 +253,18 @@ class Client:
         assert isinstance(reply, CommandReply)
         return reply
 
-    def fail_all(self, message: str) -> None:
+    def serves(self, serving: Serving) -> Serving:
+        """See Wire."""
+        return serving
+
+    def lose(self, engine: int, message: str) -> bool:
+        """See Wire."""
+        return False
+
+    def fail_all(self, message: str, gone: bool = False) -> None:
         """The engine is gone: everything in flight fails."""
         for key in list(self._jobs):
-            self._deliver(Failed(key, message))
+            self._deliver(Failed(key, message, gone))
             self._send(Cancel(key))  # the request may still be queued, and would reach the next engine
 
     def close(self) -> None:
@@ -220,7 +274,8 @@ class Client:
         self._waker.close()
         self._wakened.close()
 
-    def _cancel(self, key: str) -> None:
+    def cancel(self, key: str) -> None:
+        """Have the engine drop a request. Safe from any thread, at any time, more than once."""
         if self._forget(key) and not self._closed:
             self._send(Cancel(key))
 

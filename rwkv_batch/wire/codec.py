@@ -4,10 +4,10 @@ from contextlib import suppress
 
 import msgspec
 
-from rwkv_batch.wire.commands import Command
-from rwkv_batch.wire.protocol import Cancel, Event, GenerateRequest, WireMessage
+from rwkv_batch.wire.commands import Command, LoadAdapter, LoadModel, RemoveAdapter, RemoveModel
+from rwkv_batch.wire.protocol import Cancel, Event, GenerateRequest, WatchLoad, WireMessage
 
-ToEngine = GenerateRequest | Cancel | Command
+ToEngine = GenerateRequest | Cancel | WatchLoad | Command
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
@@ -35,6 +35,28 @@ def id_of(data: bytes) -> str | None:
     with suppress(msgspec.DecodeError):
         return _addressed.decode(data).id
     return None
+
+
+def compacted(changes: list[bytes], change: bytes) -> list[bytes]:
+    """The changes of models and adapters, with one more, without those that it makes void."""
+    match _to_engine.decode(change):
+        case LoadModel(name=name) | RemoveModel(name=name) if name:
+            return [*(each for each in changes if not _is_about(each, name, None)), change]
+        case LoadAdapter(to_model=model, key=key):
+            return [*(each for each in changes if not _is_about(each, model, key)), change]
+        case RemoveAdapter(to_model=model, key=key):
+            return [each for each in changes if not _is_about(each, model, key)]
+    return [*changes, change]
+
+
+def _is_about(change: bytes, model: str, adapter: str | None) -> bool:
+    """adapter: None: the change is of the model or any of its adapters."""
+    match _to_engine.decode(change):
+        case LoadModel(name=name) | RemoveModel(name=name):
+            return adapter is None and name == model
+        case LoadAdapter(to_model=name, key=key):
+            return name == model and adapter in (None, key)
+    return False
 
 
 def decode_events(data: bytes) -> list[Event]:

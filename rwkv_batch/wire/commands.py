@@ -113,6 +113,10 @@ class RemoveStartStates(ModelMessage, frozen=True, omit_defaults=True, tag="remo
     name: str | None = None
 
 
+class ReloadStartStates(ModelMessage, frozen=True, tag="reload_start_states"):
+    """Read the start states again, as another engine has changed them in the database."""
+
+
 class LoadAdapter(KeyedCommand, frozen=True, omit_defaults=True, tag="load_adapter"):
     """Read an adapter from a file, or a folder with adapter.json, under the name `key`.
 
@@ -149,7 +153,7 @@ class StopRequest(ModelMessage, frozen=True, tag="stop_request"):
     name: str
 
 
-class PauseRequest(ModelMessage, frozen=True, tag="pause_request"):
+class PauseRequest(ModelMessage, frozen=True, omit_defaults=True, tag="pause_request"):
     """Store the request of that name as the document PAUSED + name, and end its texts here ("paused").
 
     The document is a GenerateRequest, which goes on when it is sent with another id. Replied to with the
@@ -157,6 +161,7 @@ class PauseRequest(ModelMessage, frozen=True, tag="pause_request"):
     """
 
     name: str
+    part: str = ""  # of a request that several engines run: stands behind the document's key
 
 
 class Tokenize(ModelMessage, frozen=True, tag="tokenize"):
@@ -226,7 +231,9 @@ SessionCommand = (
     | RemoveDocument
 )
 # What is done with start states; the only event that follows is `CommandReply`, `Rejected` or `Failed`.
-StartStateCommand = PutStartState | DescribeStartState | ListStartStates | RemoveStartStates
+StartStateCommand = (
+    PutStartState | DescribeStartState | ListStartStates | RemoveStartStates | ReloadStartStates
+)
 # What is done with adapters; the only event that follows is `CommandReply`, `Rejected` or `Failed`.
 AdapterCommand = LoadAdapter | ListAdapters | RemoveAdapter
 # What is asked of the vocabulary; the only event that follows is `CommandReply` or `Rejected`.

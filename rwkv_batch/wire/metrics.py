@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 PREFIX = "rwkv:"
+LABEL = "engine"  # the last one of every series of an engine, where there are several
 
 # Upper bounds in seconds: of what a client waits for, and of what a step takes.
 WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

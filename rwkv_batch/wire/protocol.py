@@ -144,10 +144,16 @@ class GenerateRequest(ModelMessage, frozen=True, omit_defaults=True, tag="genera
     rows: list[PausedRow] = []  # of a request that goes on: one for each prompt, and n is 1
     model: str = ""  # of a request that goes on: the fingerprint of the model that began it
     pausable: bool = True  # False: nothing could continue the reply that the front end makes
+    # Of a request whose rows are spread over several engines: the numbers that these rows have in it.
+    row_numbers: list[int] = []
 
 
 class Cancel(WireMessage, frozen=True, tag="cancel"):
     """The reader of this request has left; its rows are dropped before the next step."""
+
+
+class WatchLoad(WireMessage, frozen=True, tag="watch_load"):
+    """The front end wants `EngineLoad` from now on; its id is that of these events."""
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
@@ -200,6 +206,14 @@ class Failed(WireMessage, frozen=True, tag="failed"):
     """The engine gave up on this request or command; no more events follow."""
 
     message: str
+    gone: bool = False  # it has died, and others serve
+
+
+class EngineLoad(WireMessage, frozen=True, tag="load"):
+    """What the engine has to do for all front ends."""
+
+    rows: int  # that wait or run
+    tokens: int  # of their prompts that are not read yet
 
 
 class SessionInfo(Struct, frozen=True):
@@ -277,6 +291,7 @@ class CommandReply(WireMessage, frozen=True, omit_defaults=True, tag="command_re
     metrics: list[Series] = []  # GetMetrics
     token_ids: list[list[int]] = []  # Tokenize: of each text
     token_bytes: list[bytes] = []  # Tokenize: of all these tokens. Detokenize: of all tokens
+    updated: float = 0.0  # SessionHistory: when the session was changed last, in seconds since 1970
 
 
-Event = Accepted | Rejected | Progress | Failed | CommandReply
+Event = Accepted | Rejected | Progress | Failed | CommandReply | EngineLoad

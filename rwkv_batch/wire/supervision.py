@@ -2,7 +2,8 @@
 
 It has a pipe to each of its processes, where messages are pickled. It sends `Serving` (the engine is
 ready), `EngineLost`, `Restarts` and `Drain` to the front ends, and `FrontendLost` and `Stop` to the engine.
-The engine answers with `Serving`, again whenever that changes, or `LoadFailure`.
+The engine answers with `Serving`, again whenever that changes, or `LoadFailure`. Where there are several
+engines, each answers `Ping` and sends `DatabaseNeeded`, and the front ends send `Changed`.
 """
 
 from typing import Literal
@@ -53,10 +54,29 @@ class Serving(Struct, frozen=True):
 
     models: list[EngineInfo]  # the first is that of requests which name none
     loading: list[Loading] = []
+    engine: int = 0  # which of the host's engines
 
 
 class EngineLost(Struct, frozen=True):
-    """The engine has died: its requests have failed, and none can begin until it is ready again."""
+    """An engine has died. Its requests have failed, or go to another; it has none until it is ready again."""
+
+    engine: int = 0
+
+
+class Changed(Struct, frozen=True):
+    """All engines have made a change of models or adapters, which one that is started again makes too."""
+
+    command: bytes  # LoadModel, RemoveModel, LoadAdapter or RemoveAdapter, as codec.py encodes it
+
+
+class DatabaseNeeded(Struct, frozen=True):
+    """An engine of several waits for the process that writes to a database of this path."""
+
+    path: str
+
+
+class Ping(Struct, frozen=True):
+    """An engine answers it between two steps, with the same."""
 
 
 class Restarts(Struct, frozen=True):

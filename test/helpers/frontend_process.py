@@ -38,7 +38,7 @@ def serve(
         setattr(importlib.import_module(module), constant, value)
     from routes.server import run
 
-    run(config, name, address, control)
+    run(config, name, [address], control)
 
 
 class FrontendProcess:

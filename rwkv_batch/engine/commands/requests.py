@@ -38,7 +38,8 @@ class RequestCommands:
     def __init__(self, parts: EngineParts) -> None:
         self._pool, self._scheduler, self._rows = parts.pool, parts.scheduler, parts.rows
         self._model = parts.weights.fingerprint
-        self._pausing: list[tuple[RequestKey, list[Row]]] = []  # commands, with the rows that lead
+        # Commands, with the rows that lead, and the keys of the documents.
+        self._pausing: list[tuple[RequestKey, list[Row], str]] = []
         self._storing: set[RequestKey] = set()  # requests whose rows wait for the database
 
     def check(self, request: GenerateRequest) -> None:
@@ -62,8 +63,9 @@ class RequestCommands:
                         PAUSED + name,
                         lambda found, error: reply(self._rows, command_key, error, found=found),
                     )
-            case PauseRequest(name=name):
-                self._pause(command_key, [row for row in self._find(name) if not row.held])
+            case PauseRequest(name=name, part=part):
+                rows = [row for row in self._find(name) if not row.held]
+                self._pause(command_key, rows, PAUSED + name + part)
 
     def _list(self, command_key: RequestKey) -> None:
         def listed(keys: list[str], error: str | None) -> None:
@@ -97,7 +99,7 @@ class RequestCommands:
                 self._rows.show(row, RowDelta(row.number, "", 0, row.text.finish_reason))
                 self._rows.drop(partial(is_, row))
 
-    def _pause(self, command_key: RequestKey, rows: list[Row]) -> None:
+    def _pause(self, command_key: RequestKey, rows: list[Row], document: str) -> None:
         """Store the request as it is, and end what its reader gets. Where it is not stored, it goes on."""
         rows = [row for row in rows if row.leads]
         if not rows:
@@ -108,22 +110,22 @@ class RequestCommands:
             self._rows.emit(command_key, Rejected(command_key[1], "conflict", message))
             return
         _hold(rows, True)
-        self._pausing.append((command_key, rows))
+        self._pausing.append((command_key, rows, document))
         self.poll()
 
     def poll(self) -> None:
         """Store the requests whose rows are held, as soon as all that is in flight for them is known."""
         for pausing in [*self._pausing]:
-            command_key, rows = pausing
+            command_key, rows, document = pausing
             if not any(member.in_flight for row in rows for member in row.together):
                 self._pausing.remove(pausing)
-                self._store(command_key, [row for row in self._generating() if row in rows])
+                self._store(command_key, [row for row in self._generating() if row in rows], document)
 
-    def _store(self, command_key: RequestKey, rows: list[Row]) -> None:
+    def _store(self, command_key: RequestKey, rows: list[Row], document: str) -> None:
         if not rows:  # they have ended meanwhile
             reply(self._rows, command_key, None)
             return
-        request, key = rows[0].request, rows[0].key
+        key = rows[0].key
         info = _infos(rows)
         self._storing.add(key)
 
@@ -142,7 +144,7 @@ class RequestCommands:
                 self._rows.emit(key, Progress(key[1], [row.text.take(row.drawn) for row in left]))
             reply(self._rows, command_key, None, requests=info)
 
-        self._pool.documents.put(PAUSED + request.name, encode(self._document(rows)), stored)
+        self._pool.documents.put(document, encode(self._document(rows)), stored)
 
     def _document(self, rows: list[Row]) -> GenerateRequest:
         """The request, from where its rows are."""
@@ -160,6 +162,7 @@ class RequestCommands:
             sampling=replace(request.sampling, seed=rows[0].draws.seed),
             turn=turn,
             rows=[PausedRow(row.number, row.drawn) for row in rows],
+            row_numbers=[],
             model=self._model,
             prefix_cache=False,  # others hardly share what has been drawn
         )
@@ -177,7 +180,8 @@ def _prompt_of(request: GenerateRequest, number: int) -> str | list[int]:
     """The prompt of a row as it is in the request."""
     if request.rows:
         return next(p for p, row in zip(request.prompts, request.rows, strict=True) if row.number == number)
-    return request.prompts[number // request.n]
+    place = request.row_numbers.index(number) if request.row_numbers else number
+    return request.prompts[place // request.n]
 
 
 def _hold(rows: list[Row], held: bool) -> None:

@@ -154,7 +154,8 @@ class SessionCommands:
             )
             for turn in turns or []
         ]
-        reply(self._rows, request, error, position=session.head.tokens, turns=infos)
+        found = {"position": session.head.tokens, "turns": infos, "updated": session.updated}
+        reply(self._rows, request, error, **found)
 
     def _exported(self, request: RequestKey, data: bytes | None, error: Exception | None) -> None:
         if isinstance(error, NotInFile):

@@ -15,6 +15,7 @@ from rwkv_batch.wire.commands import (
     DescribeStartState,
     ListStartStates,
     PutStartState,
+    ReloadStartStates,
     RemoveStartStates,
     StartStateCommand,
 )
@@ -48,6 +49,9 @@ class StartStateCommands:
                 found = map(self._pool.starts.find, self._pool.starts.names() if name is None else [name])
                 infos = [self._info(start) for start in found if start]
                 reply(self._rows, request, None, start_states=infos)
+            case ReloadStartStates():
+                self._pool.starts.reload()
+                reply(self._rows, request, None)
             case RemoveStartStates(name=name):
                 names = self._pool.starts.names() if name is None else [name]
                 self._pool.starts.remove(

@@ -44,7 +44,8 @@ class RowMaker:
                 (row.number, prompt, row.drawn) for prompt, row in zip(prompts, request.rows, strict=True)
             ]
         else:
-            places = [(row, prompts[row // request.n], []) for row in range(len(prompts) * request.n)]
+            numbers = request.row_numbers or range(len(prompts) * request.n)
+            places = [(number, prompts[i // request.n], []) for i, number in enumerate(numbers)]
         rows, lives = list[Row](), list[Life]()
         for place, (number, prompt, drawn) in enumerate(places):
             if place % request.n == 0:  # the next prompt

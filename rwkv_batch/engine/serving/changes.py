@@ -27,7 +27,7 @@ from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.memory import MemoryShare
 from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.engine.serving.models import Member, Models
-from rwkv_batch.engine.startup import load_model, load_weights, loading_bar, open_store
+from rwkv_batch.engine.startup import SharedDatabase, load_model, load_weights, loading_bar, open_store
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.quantization import packed_file
@@ -70,8 +70,11 @@ class ModelChanges:
         configs: tuple[EngineConfig, ...],
         announce: Callable[[Serving], None],
         wake: Callable[[], None],
+        shared: SharedDatabase | None = None,
     ) -> None:
+        self._shared = shared
         self._models, self._configs, self._announce, self._wake = models, configs, announce, wake
+        self._hosts = len(configs) * configs[0].engines
         served = zip((info.model for info in models.infos), configs, strict=True)
         self._databases = {name: config.state_db for name, config in served}
         self._under_way = ""  # what is changed now
@@ -210,7 +213,7 @@ class ModelChanges:
 
     def _build(self, weights: Checkpoint, config: EngineConfig, defaults: ModelDefaults) -> Engine:
         """An engine that has run its steps once. Raises DeviceError, SamplerError, StoreError."""
-        share = MemoryShare(host=len(self._configs), kept=self._models.step_bytes)
+        share = MemoryShare(host=self._hosts, kept=self._models.step_bytes)
         # Which are in the weights already; and this thread takes nobody's time.
         config = replace(without_adapter(config), weights=None, quantize_head=None, capture_late=False)
         device = devices.find_devices(config.device)[0]
@@ -236,7 +239,7 @@ class ModelChanges:
         """Give the database to the model that has taken over, and to it the requests that waited for this."""
         store = None
         try:
-            store = open_store(config, MemoryShare(host=len(self._configs)))
+            store = open_store(config, MemoryShare(host=self._hosts), self._shared)
             self._on_loop(partial(self._models.attach, name, store))
         except StoreError as error:
             log.error("sessions of %s are kept in memory only: %s", name, error)

@@ -12,7 +12,7 @@ from threading import Lock
 
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.metrics.device_time import DeviceTime
-from rwkv_batch.engine.scheduling.row import Outbox, RequestKey
+from rwkv_batch.engine.scheduling.row import DECODING, Outbox, RequestKey
 from rwkv_batch.engine.serving.background import Background
 from rwkv_batch.engine.serving.report import Figures, of_engine, of_process, of_sessions
 from rwkv_batch.engine.serving.shares import Shares
@@ -92,6 +92,12 @@ class Models:
         """Seconds until `improve` does something, while none is busy; None: there is nothing to do."""
         pending = self._pending
         return pending[0].due(self._last_step) if pending else None
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Rows of all models that wait or run, and tokens of their prompts that are not read yet."""
+        rows = [row for member in self._running for row in member.engine.scheduler.rows() if row.leads]
+        return len(rows), sum(row.input.left for row in rows if row.state is not DECODING)
 
     @property
     def infos(self) -> list[EngineInfo]:

@@ -8,6 +8,8 @@ import contextlib
 import gc
 import logging
 import math
+import multiprocessing
+import select
 import signal
 import socket
 import sys
@@ -19,30 +21,38 @@ from operator import attrgetter
 
 import msgspec
 import zmq
+from msgspec.structs import replace
 
-from rwkv_batch.config import EngineConfig, file_name
+from rwkv_batch.config import EngineConfig, file_name, writer_address
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.memory import MemoryShare
-from rwkv_batch.engine.scheduling.row import Outbox
+from rwkv_batch.engine.scheduling.row import Outbox, RequestKey
 from rwkv_batch.engine.serving.changes import ModelChanges
+from rwkv_batch.engine.serving.loads import LoadReports
 from rwkv_batch.engine.serving.models import Models
-from rwkv_batch.engine.startup import load_model, loading_bar, open_store
+from rwkv_batch.engine.startup import SharedDatabase, load_model, loading_bar, open_store
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.sampling.flashinfer import SamplerError
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.text import grammars
-from rwkv_batch.wire.codec import decode_to_engine, encode, id_of
+from rwkv_batch.wire.codec import ToEngine, decode_to_engine, encode, id_of
 from rwkv_batch.wire.commands import LoadModel, RemoveModel
-from rwkv_batch.wire.protocol import Cancel, Event, Failed, GenerateRequest
-from rwkv_batch.wire.supervision import FrontendLost, LoadFailure, Serving, Stop
+from rwkv_batch.wire.protocol import Cancel, Event, Failed, GenerateRequest, Rejected, WatchLoad
+from rwkv_batch.wire.supervision import DatabaseNeeded, FrontendLost, LoadFailure, Ping, Serving, Stop
 
 log = logging.getLogger(__name__)
 
 
-def run(configs: tuple[EngineConfig, ...], address: str, control: Connection) -> None:
-    """Load the models and serve at `address` until `Stop`. Exit code 2 if one cannot be loaded."""
-    logging.basicConfig(level=configs[0].log_level, format="%(asctime)s %(levelname)s engine: %(message)s")
+def run(
+    configs: tuple[EngineConfig, ...], address: str, control: Connection, changes: Sequence[bytes] = ()
+) -> None:
+    """Load the models and serve at `address` until `Stop`. Exit code 2 if one cannot be loaded.
+
+    `changes`: what has been changed since the server began, encoded (supervision.Changed).
+    """
+    name = multiprocessing.current_process().name
+    logging.basicConfig(level=configs[0].log_level, format=f"%(asctime)s %(levelname)s {name}: %(message)s")
     # Ctrl-C reaches the whole process group; the supervisor decides what follows.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -54,28 +64,50 @@ def run(configs: tuple[EngineConfig, ...], address: str, control: Connection) ->
             waker.send(b"x")
 
     try:
-        models = Models(_load(configs, wake))
+        shared = _shared_databases(configs[0].databases, control)
+        models = Models(_load(configs, wake, shared))
     except (CheckpointError, DeviceError, SamplerError, StoreError) as error:
         control.send(LoadFailure(str(error)))
         sys.exit(2)
     for info in filter(attrgetter("texts"), models.infos):
         grammars.prepare(info.vocabulary)  # now, as no row could run meanwhile
-    changes = ModelChanges(models, configs, control.send, wake)
-    service = Service(models, changes, address, control, wakeups)
+    place = configs[0].place
+
+    def announce(serving: Serving) -> None:
+        control.send(replace(serving, engine=place))
+
+    service = Service(
+        models, ModelChanges(models, configs, announce, wake, shared), address, control, wakeups
+    )
+    service.catch_up(changes)
     gc.collect()
     # What is there by now stays. A collection that looked through it would stop every row for some 70
     # ms, once in a few requests.
     gc.freeze()
-    control.send(Serving(models.infos))
+    announce(Serving(models.infos))
     service.serve()
 
 
-def _load(configs: Sequence[EngineConfig], wake: Callable[[], None]) -> list[Engine]:
+def _shared_databases(folder: str, control: Connection) -> SharedDatabase | None:
+    if not folder:
+        return None
+
+    def shared(path: str) -> str:
+        control.send(DatabaseNeeded(path))
+        return writer_address(folder, path)
+
+    return shared
+
+
+def _load(
+    configs: Sequence[EngineConfig], wake: Callable[[], None], shared: SharedDatabase | None
+) -> list[Engine]:
     """The weights of all models come first; the memory that they leave is divided."""
+    hosts = len(configs) * configs[0].engines
     with ExitStack() as on_error:
         stores = []  # first, as a database that is in use is known at once
         for config in configs:
-            stores.append(store := open_store(config, MemoryShare(host=len(configs))))
+            stores.append(store := open_store(config, MemoryShare(host=hosts), shared))
             if store:
                 on_error.callback(store.close)
         loaded = []
@@ -85,7 +117,7 @@ def _load(configs: Sequence[EngineConfig], wake: Callable[[], None]) -> list[Eng
         engines: list[Engine] = []
         for model, config, store in zip(loaded, configs, stores, strict=True):
             kept = max((engine.step_bytes for engine in engines), default=0)
-            share = MemoryShare(len(configs) - len(engines), len(configs), kept)
+            share = MemoryShare(len(configs) - len(engines), hosts, kept)
             engines.append(Engine(model, config=config, store=store, share=share, wake=wake))
         on_error.pop_all()
     return engines
@@ -116,6 +148,7 @@ class Service:
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(control.fileno(), zmq.POLLIN)
         self._poller.register(wakeups.fileno(), zmq.POLLIN)
+        self._loads = LoadReports(models)
         self._stopping = False
 
     def serve(self) -> None:
@@ -127,9 +160,24 @@ class Service:
             self.models.close()
         self._context.destroy()
 
+    def catch_up(self, changes: Sequence[bytes]) -> None:
+        """Make these changes, one after the other, before it serves."""
+        for number, change in enumerate(changes):
+            key = (b"", f"change {number}")
+            self._carry_out(key, decode_to_engine(change))
+            answer = None
+            while answer is None:
+                if not self.models.busy:
+                    select.select([self._wakeups], [], [])
+                    self._wakeups.recv(4096)
+                events = [*self.models.launch(), *self.models.land()]
+                answer = next((event for where, event in events if where[0] == key[0]), None)
+            if isinstance(answer, Rejected | Failed):
+                log.error("a change that the other engines have made has failed: %s", answer.message)
+
     def _step(self) -> None:
         """Receive what has arrived, run one step, send its events. Blocks while no model has work."""
-        wait = 0.0 if self.models.busy else self.models.improves_in
+        wait = 0.0 if self.models.busy else self._loads.due(self.models.improves_in)
         ready = dict(self._poller.poll(None if wait is None else math.ceil(1000 * wait)))
         if self._control.fileno() in ready:
             self._receive_control()
@@ -138,17 +186,20 @@ class Service:
         if self._router in ready:
             self._receive()
         self._send(self.models.launch())
-        self._send(self.models.land())
+        self._send(self.models.land() + self._loads.take())
         self.models.improve()
 
     def _receive_control(self) -> None:
         try:
-            message: FrontendLost | Stop = self._control.recv()
+            message: FrontendLost | Ping | Stop = self._control.recv()
         except EOFError:  # the supervisor has died
             message = Stop()
         match message:
             case FrontendLost(name=name):
+                self._loads.forget(name.encode())
                 self.models.cancel_frontend(name.encode())
+            case Ping():
+                self._control.send(message)
             case Stop():
                 self._stopping = True
 
@@ -166,16 +217,20 @@ class Service:
                     sentence = "The engine does not understand this request; restart the server."
                     self._send([((frontend, identity), Failed(identity, sentence))])
                 continue
-            key = (frontend, message.id)
-            match message:
-                case GenerateRequest():
-                    self.models.add(key, message)
-                case Cancel():
-                    self.models.cancel(key)
-                case LoadModel() | RemoveModel():
-                    self._changes.run(key, message)
-                case _:
-                    self.models.command(key, message)
+            self._carry_out((frontend, message.id), message)
+
+    def _carry_out(self, key: RequestKey, message: ToEngine) -> None:
+        match message:
+            case GenerateRequest():
+                self.models.add(key, message)
+            case Cancel():
+                self.models.cancel(key)
+            case WatchLoad():
+                self._loads.add(key)
+            case LoadModel() | RemoveModel():
+                self._changes.run(key, message)
+            case _:
+                self.models.command(key, message)
 
     def _send(self, outbox: Outbox) -> None:
         events: defaultdict[bytes, list[Event]] = defaultdict(list)

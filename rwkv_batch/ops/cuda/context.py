@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Thread
 
 DRIVER = "libcuda.so.1"
+DRIVERS = ((DRIVER, "cuInit", "cuDeviceGetCount"), ("libamdhip64.so", "hipInit", "hipGetDeviceCount"))
 
 
 def prepare_context(device: str) -> Thread | None:
@@ -21,6 +22,17 @@ def prepare_context(device: str) -> Thread | None:
     thread = Thread(target=_make, args=(int(index or 0),), daemon=True)
     thread.start()
     return thread
+
+
+def count_gpus() -> int:
+    """GPUs that a process here may use: of NVIDIA's, or else of AMD's; 0 where there is no driver."""
+    for library, init, count in DRIVERS:
+        found = ctypes.c_int()
+        with suppress(OSError, AttributeError):
+            driver = ctypes.CDLL(library)
+            if getattr(driver, init)(0) == 0 and getattr(driver, count)(ctypes.byref(found)) == 0:
+                return found.value
+    return 0
 
 
 def _make(index: int) -> None:

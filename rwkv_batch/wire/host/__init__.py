@@ -1,0 +1,1 @@
+"""The wire where a host has several engines."""

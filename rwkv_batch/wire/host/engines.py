@@ -1,0 +1,272 @@
+"""The front end's side of the wire where a host has several engines.
+
+It is used as the wire to one engine is (rwkv_batch/wire/client.py). Each request goes where `Placement` says,
+in parts if its rows are spread. When an engine dies, what has sent nothing yet runs again on another.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from msgspec.structs import replace
+
+from rwkv_batch.wire.client import Client, Job
+from rwkv_batch.wire.commands import Command, SessionHistory
+from rwkv_batch.wire.host.every_engine import EveryEngine
+from rwkv_batch.wire.host.merging import accepted_whole, part_of, serving_of_all
+from rwkv_batch.wire.host.placement import NoEngine, Placed, Placement, key_of
+from rwkv_batch.wire.protocol import (
+    Accepted,
+    CommandReply,
+    EngineLoad,
+    Event,
+    Failed,
+    GenerateRequest,
+    Progress,
+    Rejected,
+    WatchLoad,
+)
+from rwkv_batch.wire.supervision import Serving
+
+LOADS = "load"  # the id of their reports
+NONE_SERVES = "No engine serves now; try again in a moment."
+
+
+class Engines:
+    """All engines of the host. Safe to use from any thread."""
+
+    def __init__(self, addresses: Sequence[str], name: str) -> None:
+        """`addresses`: where the engines listen; `name`: one that no other front end has."""
+        self.links = [Client(address, name) for address in addresses]
+        self.placement = Placement(len(addresses))
+        self._placing = threading.Lock()  # nothing else may wait inside: see Client
+        self._wholes: dict[str, _Whole] = {}  # requests under way
+        self._serving: dict[int, Serving] = {}
+        self.commands = EveryEngine(self.links, self._home, self._ready)
+
+    @property
+    def count(self) -> int:
+        return len(self.links)
+
+    def submit(self, request: GenerateRequest) -> Job:
+        """See Wire."""
+        job = Job(request, self._cancel)
+        whole = self._wholes[request.id] = _Whole(self, job)
+        try:
+            with self._placing:
+                shares = self.placement.place(request)
+        except NoEngine:
+            whole.end(Failed(request.id, NONE_SERVES, gone=True))
+            return job
+        whole.parts = [_Part(whole, share, whole.numbered(part_of(request, share))) for share in shares]
+        for part in whole.parts:
+            self.send(part)
+        return job
+
+    async def ask(self, command: Command) -> CommandReply:
+        """See Wire."""
+        return await self.commands.ask(command)
+
+    def serves(self, serving: Serving) -> Serving:
+        """See Wire."""
+        number = serving.engine
+        began = number not in self._serving
+        self._serving[number] = serving
+        with self._placing:
+            self.placement.serves(number, {info.model: info.slots for info in serving.models})
+        if began:
+            report = _LoadReader(self.placement, number)
+            self.links[number].send_for(report, WatchLoad(LOADS))
+        return serving_of_all([self._serving[each] for each in sorted(self._serving)])
+
+    def lose(self, engine: int, message: str) -> bool:
+        """See Wire."""
+        self._serving.pop(engine, None)
+        with self._placing:
+            self.placement.lost(engine)
+        if not self._serving:
+            return False
+        self.links[engine].fail_all(message, gone=True)
+        return True
+
+    def fail_all(self, message: str) -> None:
+        """Everything in flight fails."""
+        for link in self.links:
+            link.fail_all(message)
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close()
+
+    def send(self, part: "_Part") -> None:
+        """To its engine."""
+        link = self.links[part.share.engine]
+        link.send_for(part, part.request)
+        if part.whole.over:  # meanwhile
+            link.cancel(part.request.id)
+
+    def run_again(self, part: "_Part") -> None:
+        """A part whose engine has died goes to others."""
+        whole, mine = part.whole, part.share.prompts
+        try:
+            with self._placing:
+                shares = self.placement.place(part.request)
+        except NoEngine:
+            whole.end(Failed(part.request.id, NONE_SERVES, gone=True))
+            return
+        parts = []
+        for share in shares:
+            request = whole.numbered(part_of(part.request, share))
+            parts.append(_Part(whole, share._replace(prompts=[mine[p] for p in share.prompts]), request))
+        whole.replace(part, parts)
+        for each in parts:
+            self.send(each)
+
+    def cancel(self, whole: "_Whole") -> None:
+        """Its rows end. Waits for nothing."""
+        whole.over = True
+        self._wholes.pop(whole.job.request.id, None)
+        for part in whole.parts:
+            self.links[part.share.engine].cancel(part.request.id)
+            self.placement.over(part.share.ticket)
+
+    def _cancel(self, key: str) -> None:
+        if whole := self._wholes.get(key):
+            self.cancel(whole)
+
+    def _home(self, model: str, key: str) -> int:
+        with self._placing:
+            return self.placement.home(model, key)
+
+    def _ready(self, model: str = "") -> list[int]:
+        return self.placement.ready(model)
+
+
+class _Whole:
+    """A request under way."""
+
+    def __init__(self, engines: Engines, job: Job) -> None:
+        self.engines, self.job, self.parts = engines, job, list[_Part]()
+        self.submitted = time.time()  # seconds since 1970
+        self.over = False
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()  # held for no call
+
+    def numbered(self, request: GenerateRequest) -> GenerateRequest:
+        """With an id that no other part has, as two may come to one engine."""
+        number = next(self._numbers)
+        return replace(request, id=f"{self.job.request.id}/{number}") if number else request
+
+    def replace(self, part: "_Part", others: list["_Part"]) -> None:
+        """These have its rows now."""
+        with self._lock:
+            self.parts = [each for each in self.parts if each is not part] + others
+
+    def accept(self, part: "_Part", event: Accepted) -> None:
+        part.accepted = event
+        with self._lock:
+            said = [(part.share.prompts, part.accepted) for part in self.parts if part.accepted]
+            whole = len(said) == len(self.parts)
+        if whole:
+            self.job.put(accepted_whole(len(self.job.request.prompts), said))
+
+    def end(self, event: Rejected | Failed) -> None:
+        """All of it has failed."""
+        with self._lock:
+            ended, self.over = self.over, True
+        if not ended:
+            self.job.put(event)
+        self.engines.cancel(self)
+
+
+class _Part:
+    """The rows of a request that one engine has."""
+
+    def __init__(self, whole: _Whole, share: Placed, request: GenerateRequest) -> None:
+        self.whole, self.share, self.request = whole, share, request
+        self.accepted: Accepted | None = None
+        self._running, self._silent = len(share.rows), True
+
+    def ends(self, event: Event) -> bool:
+        """See EventReader."""
+        match event:
+            case Progress(rows=rows):
+                return self._running == sum(1 for delta in rows if delta.finish_reason)
+            case _:
+                return isinstance(event, Rejected | Failed)
+
+    def put(self, event: Event) -> None:
+        """See EventReader."""
+        whole, placement = self.whole, self.whole.engines.placement
+        match event:
+            case Progress(rows=rows):
+                if self._silent:
+                    self._silent = False
+                    placement.read(self.share.ticket)
+                if ended := sum(1 for delta in rows if delta.finish_reason):
+                    self._running -= ended
+                    placement.ended(self.share.ticket, ended)
+                whole.job.put(event)
+            case Accepted():
+                whole.accept(self, event)
+            case Failed(gone=True) if self._silent:
+                self._run_again()
+            case Rejected() | Failed():
+                whole.end(event)
+
+    def _run_again(self) -> None:
+        """A turn does so only if it has not been stored: an engine that is asked for its session knows."""
+        engines, turn = self.whole.engines, self.request.turn
+        key = (self.accepted and self.accepted.target) or (turn and (turn.target or turn.branch))
+        if not (turn and key and self.accepted):
+            engines.run_again(self)
+            return
+        reader = _StoredTurn(self)
+        command = SessionHistory(f"{self.request.id} stored", key, limit=0, to_model=self.request.to_model)
+        try:
+            home = engines._home(self.request.to_model, key_of(turn))
+        except NoEngine:
+            self.whole.end(Failed(self.request.id, NONE_SERVES, gone=True))
+        else:
+            engines.links[home].send_for(reader, command)
+
+
+class _StoredTurn:
+    """Reads whether a turn's session has been changed since the turn was submitted."""
+
+    def __init__(self, part: _Part) -> None:
+        self._part = part
+
+    def ends(self, event: Event) -> bool:
+        """See EventReader."""
+        return True
+
+    def put(self, event: Event) -> None:
+        """See EventReader."""
+        whole, key = self._part.whole, self._part.request.id
+        match event:
+            case CommandReply(updated=updated) if updated < whole.submitted:
+                whole.engines.run_again(self._part)
+            case Rejected(reason="not_found"):
+                whole.engines.run_again(self._part)
+            case _:
+                message = "The engine stopped while it answered, and the turn may have been stored."
+                whole.end(Failed(key, f"{message} Look at the session before it is sent again.", gone=True))
+
+
+class _LoadReader:
+    """Takes an engine's reports."""
+
+    def __init__(self, placement: Placement, engine: int) -> None:
+        self._reported = partial(placement.reported, engine)
+
+    def ends(self, event: Event) -> bool:
+        """See EventReader."""
+        return isinstance(event, Failed)  # the engine has died
+
+    def put(self, event: Event) -> None:
+        """See EventReader."""
+        if isinstance(event, EngineLoad):
+            self._reported(event.rows, event.tokens)

@@ -1,0 +1,285 @@
+"""Commands where a host has several engines: to one of them, or to all with one answer.
+
+What is about a session goes to its engine. What belongs to a model (adapters, start states, the models
+themselves) is brought to all engines or to none.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec.structs import replace
+
+from rwkv_batch.wire.client import Client, EngineGone, RequestFailed, RequestRejected
+from rwkv_batch.wire.codec import decode_paused, encode
+from rwkv_batch.wire.commands import (
+    PAUSED,
+    Command,
+    DescribeStartState,
+    Detokenize,
+    GetDocument,
+    GetMetrics,
+    KeyedCommand,
+    ListAdapters,
+    ListModels,
+    ListRequests,
+    ListSessions,
+    ListStartStates,
+    LoadAdapter,
+    LoadModel,
+    PauseRequest,
+    PutStartState,
+    ReloadStartStates,
+    RemoveAdapter,
+    RemoveDocument,
+    RemoveModel,
+    RemoveStartStates,
+    StopRequest,
+    Tokenize,
+)
+from rwkv_batch.wire.host.merging import (
+    PART,
+    metrics_of_all,
+    name_of,
+    requests_of_all,
+    resumed_whole,
+    sessions_of_all,
+)
+from rwkv_batch.wire.protocol import CommandReply
+
+Change = LoadModel | RemoveModel | LoadAdapter | RemoveAdapter
+StartChange = PutStartState | DescribeStartState | RemoveStartStates
+NONE_SERVES = "No engine serves now; try again in a moment."
+
+
+class EveryEngine:
+    """`home`: the engine of a session or document of a model; it raises LookupError if none is ready.
+    `ready`: those that are ready and have the model. `changed` gets every change of models and adapters that
+    all have made, so that an engine which is started again makes it too.
+    """
+
+    changed: Callable[[Change], None] = staticmethod(lambda change: None)
+
+    def __init__(
+        self,
+        links: Sequence[Client],
+        home: Callable[[str, str], int],
+        ready: Callable[[str], list[int]],
+    ) -> None:
+        self._links, self._home, self._ready = links, home, ready
+        self._changing = asyncio.Lock()  # one change at a time
+
+    async def ask(self, command: Command) -> CommandReply:
+        """See Wire."""
+        match command:
+            case GetMetrics():
+                found = await self._all(command)
+                return CommandReply(command.id, metrics=metrics_of_all(found))
+            case ListRequests():
+                requests, paused = requests_of_all([reply for _, reply in await self._all(command)])
+                return CommandReply(command.id, requests=requests, paused=paused)
+            case ListSessions(after=after, limit=limit):
+                replies = [reply for _, reply in await self._all(command)]
+                return sessions_of_all(replies, limit, in_order=after is not None or limit is not None)
+            case StopRequest():
+                return await self._stop(command)
+            case PauseRequest():
+                return await self._pause(command)
+            case GetDocument(key=key) if key.startswith(PAUSED):
+                return await self._paused(command)
+            case RemoveDocument(key=key) if key.startswith(PAUSED):
+                return await self._forget(command)
+            case PutStartState() | DescribeStartState() | RemoveStartStates():
+                async with self._changing:
+                    return await self._change_states(command)
+            case LoadModel() | RemoveModel() | LoadAdapter() | RemoveAdapter():
+                async with self._changing:
+                    answer = await self._change(command)
+                    self.changed(command)
+                    return answer
+            case ListModels():
+                return await self._any(command)
+            case ListAdapters() | ListStartStates() | Tokenize() | Detokenize():
+                return await self._any(command, command.to_model)
+            case KeyedCommand(to_model=model, key=key):
+                return await self._keyed(command, model, key)
+            case _:
+                return await self._any(command, command.to_model)
+
+    async def _one(self, engine: int, command: Command) -> CommandReply:
+        return await self._links[engine].ask(command)
+
+    async def _any(self, command: Command, model: str = "") -> CommandReply:
+        """The answer of the first engine that gives one."""
+        for engine in self._ready(model):
+            try:
+                return await self._one(engine, command)
+            except EngineGone:
+                continue
+        raise EngineGone(NONE_SERVES)
+
+    async def _keyed(self, command: Command, model: str, key: str) -> CommandReply:
+        """The answer of the session's engine."""
+        try:
+            return await self._one(self._home(model, key), command)
+        except LookupError:
+            raise EngineGone(NONE_SERVES) from None
+
+    async def _all(self, command: Command) -> list[tuple[int, CommandReply]]:
+        """What every engine answers, without those that die meanwhile. Raises RequestRejected first."""
+        engines = self._ready(getattr(command, "to_model", ""))
+        answers = await asyncio.gather(
+            *(self._one(engine, command) for engine in engines), return_exceptions=True
+        )
+        found = list[tuple[int, CommandReply]]()
+        for engine, answer in zip(engines, answers, strict=True):
+            if isinstance(answer, CommandReply):
+                found.append((engine, answer))
+            elif not isinstance(answer, EngineGone):
+                raise answer
+        if not found:
+            raise EngineGone(NONE_SERVES)
+        return found
+
+    # Requests
+
+    async def _running(self, name: str, model: str, id_: str) -> list[int]:
+        """The engines that run a request of this name."""
+        listed = await self._all(ListRequests(id_, to_model=model))
+        return [engine for engine, reply in listed if any(each.name == name for each in reply.requests)]
+
+    async def _stop(self, command: StopRequest) -> CommandReply:
+        """Where it runs; if it runs nowhere, the paused one is forgotten."""
+        if engines := await self._running(command.name, command.to_model, command.id):
+            replies = [await self._one(engine, command) for engine in engines]
+            requests, _ = requests_of_all(replies)
+            return replace(replies[0], requests=requests)
+        key = PAUSED + command.name
+        return await self._forget(RemoveDocument(command.id, key, to_model=command.to_model))
+
+    async def _pause(self, command: PauseRequest) -> CommandReply:
+        """Where it runs; each of several engines stores its part."""
+        engines = await self._running(command.name, command.to_model, command.id)
+        if len(engines) < 2:
+            engine = engines[0] if engines else self._ready(command.to_model)[0]
+            return await self._one(engine, command)
+        before = await self._parts(command.name, command.to_model, command.id)
+        names = {engine: f"{PART}{engine}" for engine in engines}
+        replies = await asyncio.gather(
+            *(self._one(engine, replace(command, part=part)) for engine, part in names.items())
+        )
+        stored = {
+            command.name + part for part, reply in zip(names.values(), replies, strict=True) if reply.requests
+        }
+        for name in set(before) - stored:  # of an earlier pause
+            key = PAUSED + name
+            await self._all(RemoveDocument(command.id, key, to_model=command.to_model))
+        requests, _ = requests_of_all(replies)
+        return replace(replies[0], requests=requests)
+
+    async def _parts(self, name: str, model: str, id_: str) -> list[str]:
+        """The names of the documents of a paused request: its own, or those of its parts."""
+        listed = await self._all(ListRequests(id_, to_model=model))
+        found = {each for _, reply in listed for each in reply.paused if each.partition(PART)[0] == name}
+        return sorted(found)
+
+    async def _paused(self, command: GetDocument) -> CommandReply:
+        """The whole request."""
+        names = await self._parts(command.key.removeprefix(PAUSED), command.to_model, command.id)
+        found = list[CommandReply]()
+        for name in names:
+            found.append(await self._first_found(replace(command, key=PAUSED + name)))
+        data = [reply.data for reply in found if reply.data]
+        if len(data) < 2:
+            return CommandReply(command.id, data=data[0] if data else b"")
+        return CommandReply(command.id, data=encode(resumed_whole([decode_paused(each) for each in data])))
+
+    async def _forget(self, command: RemoveDocument) -> CommandReply:
+        names = await self._parts(command.key.removeprefix(PAUSED), command.to_model, command.id)
+        found = 0
+        for name in names:
+            for _, reply in await self._all(replace(command, key=PAUSED + name)):
+                found += reply.found
+        return CommandReply(command.id, found=min(found, 1))
+
+    async def _first_found(self, command: GetDocument) -> CommandReply:
+        """Of the engines, whose databases may differ."""
+        replies = [reply for _, reply in await self._all(command)]
+        return next((reply for reply in replies if reply.data), replies[0])
+
+    # What all engines have
+
+    async def _change(self, command: Change) -> CommandReply:
+        """By all engines or by none."""
+        there = await self._there(command)
+        answers = await self._each(self._ready(getattr(command, "to_model", "")), command)
+        replies = {engine: answer for engine, answer in answers if isinstance(answer, CommandReply)}
+        if refused := _first_refusal(answers):
+            await asyncio.gather(
+                *(self._undo(engine, reply, command, there) for engine, reply in replies.items())
+            )
+            raise _named(*refused)
+        if not replies:
+            raise EngineGone(NONE_SERVES)
+        found = max(reply.found for reply in replies.values())
+        return replace(next(iter(replies.values())), found=found)
+
+    async def _change_states(self, command: StartChange) -> CommandReply:
+        """By the first engine, as all have one database; the others read it again."""
+        engines = self._ready(command.to_model)
+        if not engines:
+            raise EngineGone(NONE_SERVES)
+        answer = await self._one(engines[0], command)
+        answers = await self._each(engines[1:], ReloadStartStates(command.id, to_model=command.to_model))
+        if refused := _first_refusal(answers):
+            if isinstance(command, PutStartState):
+                await self._one(
+                    engines[0], RemoveStartStates(command.id, command.key, to_model=command.to_model)
+                )
+            raise _named(*refused)
+        return answer
+
+    async def _each(
+        self, engines: Iterable[int], command: Command
+    ) -> list[tuple[int, CommandReply | BaseException]]:
+        engines = list(engines)
+        answers = await asyncio.gather(
+            *(self._one(engine, command) for engine in engines), return_exceptions=True
+        )
+        return list(zip(engines, answers, strict=True))
+
+    async def _there(self, command: Change) -> set[str]:
+        """The names of what there is of its kind."""
+        match command:
+            case LoadModel():
+                return {info.model for info in (await self._any(ListModels(command.id))).models}
+            case LoadAdapter(to_model=model):
+                listed = await self._any(ListAdapters(command.id, to_model=model), model)
+                return {info.name for info in listed.adapters}
+        return set()
+
+    async def _undo(self, engine: int, reply: CommandReply, command: Change, there: set[str]) -> None:
+        """Remove what it has made there, unless that took the place of something."""
+        match command:
+            case LoadModel():
+                for name in {info.model for info in reply.models} - there:
+                    await self._one(engine, RemoveModel(command.id, name))
+            case LoadAdapter(key=key, to_model=model) if key not in there:
+                await self._one(engine, RemoveAdapter(command.id, key, to_model=model))
+
+
+def _first_refusal(
+    answers: list[tuple[int, CommandReply | BaseException]],
+) -> tuple[int, BaseException] | None:
+    """Of an engine that has not died meanwhile."""
+    for engine, answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, EngineGone):
+            return engine, answer
+    return None
+
+
+def _named(engine: int, error: BaseException) -> BaseException:
+    """The refusal, which names the engine."""
+    message = f"{name_of(engine)}: {error}"
+    if isinstance(error, RequestRejected):
+        return RequestRejected(error.reason, message, error.field)
+    return RequestFailed(message) if isinstance(error, RequestFailed) else error

@@ -1,0 +1,229 @@
+"""The front end's end of the wire to several engines, against bare ROUTER sockets."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_client import StubEngine
+
+from rwkv_batch.wire.client import EngineGone, RequestFailed, RequestRejected
+from rwkv_batch.wire.commands import GetMetrics, LoadAdapter, RemoveAdapter, SessionHistory
+from rwkv_batch.wire.host.engines import Engines
+from rwkv_batch.wire.metrics import Series
+from rwkv_batch.wire.protocol import (
+    Accepted,
+    Cancel,
+    CommandReply,
+    Failed,
+    GenerateRequest,
+    PausedRow,
+    Progress,
+    Rejected,
+    RowDelta,
+    SessionTurn,
+    WatchLoad,
+)
+from rwkv_batch.wire.supervision import EngineInfo, Serving
+
+INFO = EngineInfo("m", 1, 64, 1, "float32", "cpu", 4, 65536, "f", "m")
+
+
+class Host:
+    """Two engines that the test drives, and what a front end knows of them."""
+
+    def __init__(self, folder: Path) -> None:
+        addresses = [f"ipc://{folder}/{number}" for number in range(2)]
+        self.engines = [StubEngine(address) for address in addresses]
+        self.wire = Engines(addresses, "frontend-1")
+        for number in range(2):
+            self.begin(number)
+
+    def begin(self, number: int) -> None:
+        self.wire.serves(Serving([INFO], engine=number))
+        assert isinstance(self.engines[number].receive(), WatchLoad)
+
+    def close(self) -> None:
+        self.wire.close()
+        for engine in self.engines:
+            engine.router.close()
+            engine.context.term()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    host = Host(tmp_path)
+    yield host
+    host.close()
+
+
+def request(*prompts: str, n: int = 1, turn: SessionTurn | None = None, rows: list[PausedRow] | None = None):
+    return GenerateRequest("one", list(prompts), 5, n=n, turn=turn, to_model="m", rows=rows or [])
+
+
+def end(row: int, text: str = "x") -> RowDelta:
+    return RowDelta(row, text, 1, "stop")
+
+
+def read_all(job) -> dict[int, str]:
+    found = {}
+    while not job.exhausted:
+        found |= {delta.row: delta.text for delta in job.read(5)}
+    return found
+
+
+def test_rows_are_spread_and_come_back_by_their_numbers(host: Host):
+    job = host.wire.submit(request("a", "bb", "ccc", "dddd", "eeeee"))
+    parts = [engine.receive() for engine in host.engines]
+    assert sorted(prompt for part in parts for prompt in part.prompts) == ["a", "bb", "ccc", "dddd", "eeeee"]
+    for engine, part in zip(host.engines, parts, strict=True):
+        engine.send(Accepted(part.id, [len(prompt) for prompt in part.prompts]))
+        deltas = [end(row, text) for row, text in zip(part.row_numbers, part.prompts, strict=True)]
+        engine.send(Progress(part.id, deltas))
+    asyncio.run(asyncio.wait_for(job.accepted(), 5))
+    assert job.prompt_tokens == [1, 2, 3, 4, 5]
+    assert read_all(job) == dict(enumerate(["a", "bb", "ccc", "dddd", "eeeee"]))
+
+
+def test_the_rows_of_one_prompt_are_spread(host: Host):
+    host.wire.submit(request("a", n=5))
+    parts = [engine.receive() for engine in host.engines]
+    assert [(part.prompts, part.n) for part in parts] in ([(["a"], 3), (["a"], 2)], [(["a"], 2), (["a"], 3)])
+    assert sorted(row for part in parts for row in part.row_numbers) == [0, 1, 2, 3, 4]
+
+
+def test_rows_that_go_on_keep_what_they_have_drawn(host: Host):
+    rows = [PausedRow(4, [7]), PausedRow(9, [8, 8])]
+    host.wire.submit(request("a", "b", rows=rows))
+    parts = [engine.receive() for engine in host.engines]
+    assert sorted((part.prompts[0], part.rows[0]) for part in parts) == [("a", rows[0]), ("b", rows[1])]
+
+
+def test_a_refusal_of_one_engine_ends_the_rows_of_the_others(host: Host):
+    job = host.wire.submit(request("a", "b"))
+    first, second = (engine.receive() for engine in host.engines)
+    host.engines[0].send(Rejected(first.id, "overloaded", "full"))
+    with pytest.raises(RequestRejected, match="full"):
+        asyncio.run(asyncio.wait_for(job.accepted(), 5))
+    assert host.engines[1].receive() == Cancel(second.id)
+
+
+def test_a_reader_that_leaves_cancels_all_parts(host: Host):
+    job = host.wire.submit(request("a", "b"))
+    parts = [engine.receive() for engine in host.engines]
+    job.cancel()
+    job.cancel()
+    assert [engine.receive() for engine in host.engines] == [Cancel(part.id) for part in parts]
+
+
+def test_what_has_sent_nothing_runs_again_on_another_engine(host: Host):
+    job = host.wire.submit(request("a", "b"))
+    first, second = (engine.receive() for engine in host.engines)
+    host.engines[0].send(Accepted(first.id, [1]))
+    assert host.wire.lose(0, "gone")
+    again = host.engines[1].receive()
+    assert (again.prompts, again.row_numbers) == (first.prompts, first.row_numbers) and again.id != second.id
+    for part in (again, second):
+        host.engines[1].send(Accepted(part.id, [1]), Progress(part.id, [end(part.row_numbers[0])]))
+    assert read_all(job) == {0: "x", 1: "x"}
+
+
+def test_what_has_sent_text_fails(host: Host):
+    job = host.wire.submit(request("a"))
+    engine = host.engines[0]
+    engine.send(Accepted(engine.receive().id, [1]), Progress("one", [RowDelta(0, "x", 1)]))
+    assert [delta.text for delta in job.read(5)] == ["x"]
+    host.wire.lose(0, "The engine has stopped.")
+    with pytest.raises(EngineGone, match="has stopped"):
+        job.read(5)
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["not stored", "perhaps stored"])
+def test_a_turn_runs_again_only_if_it_was_not_stored(host: Host, changed: bool):
+    home = host.wire.placement.home("m", "s")
+    job = host.wire.submit(request("a", turn=SessionTurn(source="s", target="s")))
+    engine, other = host.engines[home], host.engines[1 - home]
+    engine.send(Accepted(engine.receive().id, [1], target="s"))
+    asyncio.run(asyncio.wait_for(job.accepted(), 5))
+    host.wire.lose(home, "gone")
+    asked = other.receive()
+    assert isinstance(asked, SessionHistory) and (asked.key, asked.limit) == ("s", 0)
+    other.send(CommandReply(asked.id, updated=2e9 if changed else 1.0))
+    if changed:
+        with pytest.raises(EngineGone, match="may have been stored"):
+            job.read(5)
+    else:
+        again = other.receive()
+        other.send(Accepted(again.id, [1], target="s"), Progress(again.id, [end(0)]))
+        assert read_all(job) == {0: "x"}
+
+
+def test_without_any_engine_requests_fail_at_once(host: Host):
+    host.wire.lose(0, "gone")
+    assert not host.wire.lose(1, "gone")
+    with pytest.raises(RequestFailed, match="No engine serves"):
+        host.wire.submit(request("a")).read(5)
+
+
+def test_one_that_comes_back_gets_its_share_again(host: Host):
+    host.wire.lose(0, "gone")
+    assert host.engines[0].receive() == Cancel("load")  # which was for the one before
+    host.begin(0)
+    host.wire.submit(request("a", "b"))
+    assert [len(engine.receive().prompts) for engine in host.engines] == [1, 1]
+
+
+def answered(host: Host, command, *answers):
+    """What the front end gets for a command when the engines say these."""
+
+    async def ask():
+        asked = asyncio.ensure_future(host.wire.ask(command))
+        for engine, answer in answers:
+            got = await asyncio.to_thread(host.engines[engine].receive)
+            host.engines[engine].send(answer(got.id) if callable(answer) else answer)
+        return await asyncio.wait_for(asked, 5)
+
+    return asyncio.run(ask())
+
+
+def test_metrics_name_their_engine(host: Host):
+    series = [Series("models_loaded", [], [1.0])]
+    counted = [(number, lambda id: CommandReply(id, metrics=series)) for number in range(2)]
+    labels = [each.labels for each in answered(host, GetMetrics("c"), *counted).metrics]
+    assert labels == [["engine-0"], ["engine-1"]]
+
+
+def test_a_change_that_one_engine_refuses_is_undone_on_the_others(host: Host):
+    removed = []
+
+    def undone(id: str) -> CommandReply:
+        removed.append(id)
+        return CommandReply(id, found=1)
+
+    with pytest.raises(RequestRejected, match="engine-1: no room") as refused:
+        answered(
+            host,
+            LoadAdapter("c", "tales", "/x", to_model="m"),
+            (0, lambda id: CommandReply(id)),  # which are there
+            (0, lambda id: CommandReply(id)),
+            (1, lambda id: Rejected(id, "invalid", "no room")),
+            (0, undone),
+        )
+    assert refused.value.reason == "invalid" and removed
+
+
+def test_a_change_of_all_engines_is_noted(host: Host):
+    noted = []
+    host.wire.commands.changed = noted.append
+    command = RemoveAdapter("c", "tales", to_model="m")
+    found = [(number, lambda id: CommandReply(id, found=1)) for number in range(2)]
+    assert answered(host, command, *found).found == 1
+    assert noted == [command]
+
+
+def test_a_failure_of_one_engine_is_that_of_the_request(host: Host):
+    job = host.wire.submit(request("a", "b"))
+    first, _ = (engine.receive() for engine in host.engines)
+    host.engines[0].send(Accepted(first.id, [1]), Failed(first.id, "broken"))
+    with pytest.raises(RequestFailed, match="broken"):
+        job.read(5)

@@ -1,0 +1,209 @@
+"""Which engine gets a request: over arrivals, sessions, reports and deaths in any order."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rwkv_batch.wire.host.placement import NoEngine, Placed, Placement
+from rwkv_batch.wire.protocol import GenerateRequest, SessionTurn
+
+MODEL = "rwkv"
+SLOTS = 8
+
+
+def request(*prompts: str, n: int = 1, turn: SessionTurn | None = None) -> GenerateRequest:
+    return GenerateRequest("x", list(prompts), 10, n=n, turn=turn, to_model=MODEL)
+
+
+def turn_of(session: str) -> GenerateRequest:
+    return request("hi", turn=SessionTurn(source=session, target=session))
+
+
+def placement(engines: int, slots: int = SLOTS) -> Placement:
+    found = Placement(engines)
+    for engine in range(engines):
+        found.serves(engine, {MODEL: slots})
+    return found
+
+
+class Host(RuleBasedStateMachine):
+    """Two front ends of one host, whose engines report at any time."""
+
+    @initialize(engines=st.integers(2, 4))
+    def begin(self, engines: int) -> None:
+        self.fronts = [placement(engines) for _ in range(2)]
+        self.alive = set(range(engines))
+        self.live: list[tuple[int, Placed]] = []  # front end and share
+        self.reported = [Counter[int]() for _ in self.fronts]  # rows of the other one, by engine
+
+    def rows(self, engine: int, front: int | None = None) -> int:
+        return sum(
+            share.ticket.rows for of, share in self.live if share.engine == engine and front in (None, of)
+        )
+
+    def known(self, front: int, engine: int) -> int:
+        return self.rows(engine, front) + self.reported[front][engine]
+
+    @rule(
+        front=st.integers(0, 1),
+        prompts=st.lists(st.sampled_from(["a", "b" * 300, "c" * 5000]), min_size=1, max_size=40),
+        n=st.sampled_from([1, 1, 2, 9]),
+    )
+    @precondition(lambda self: self.alive)
+    def arrives(self, front: int, prompts: list[str], n: int) -> None:
+        before = {engine: self.known(front, engine) for engine in self.alive}
+        shares = self.fronts[front].place(request(*prompts, n=n))
+        assert sorted(row for share in shares for row in share.rows) == list(range(len(prompts) * n))
+        assert {share.engine for share in shares} <= self.alive
+        for share in shares:
+            assert sorted({row // n for row in share.rows}) == share.prompts
+            assert len(share.rows) % len(share.prompts) == 0
+        got = {share.engine: len(share.rows) for share in shares}
+        after = {engine: before[engine] + got.get(engine, 0) for engine in self.alive}
+        largest = max(n, len(prompts) if len(prompts) < 2 * len(self.alive) else 1)  # piece of it
+        idle = [engine for engine in self.alive if after[engine] + largest <= SLOTS]
+        if idle:
+            assert not [e for e in got if after[e] > SLOTS and before[e] < after[e] - largest + 1], (
+                "rows wait at one engine while another has room"
+            )
+        self.live += [(front, share) for share in shares]
+
+    @rule(front=st.integers(0, 1), session=st.sampled_from(["s", "t", "u"]), node=st.integers(0, 3))
+    @precondition(lambda self: self.alive)
+    def turn(self, front: int, session: str, node: int) -> None:
+        under_way = {
+            share.engine
+            for of, share in self.live
+            if of == front and share.ticket.session == (MODEL, session)
+        }
+        (share,) = self.fronts[front].place(turn_of(f"{session}:{node}" if node else session))
+        assert share.engine in self.alive
+        assert share.engine in under_way if under_way else share.engine == self.home(session)
+        self.live.append((front, share))
+
+    def home(self, session: str) -> int:
+        """As a front end says that has just begun."""
+        fresh = Placement(len(self.fronts[0].loads()))
+        for engine in self.alive:
+            fresh.serves(engine, {MODEL: SLOTS})
+        return fresh.home(MODEL, session)
+
+    @rule(at=st.integers(0, 1000))
+    @precondition(lambda self: self.live)
+    def ends(self, at: int) -> None:
+        front, share = self.live.pop(at % len(self.live))
+        self.fronts[front].read(share.ticket)
+        self.fronts[front].over(share.ticket)
+        self.fronts[front].over(share.ticket)
+
+    @rule(engine=st.integers(0, 3))
+    def reports(self, engine: int) -> None:
+        if engine in self.alive:
+            for number, front in enumerate(self.fronts):
+                front.loads()  # it has heard of all that has ended
+                front.reported(engine, self.rows(engine), 0)
+                self.reported[number][engine] = self.rows(engine, 1 - number)
+
+    @rule(engine=st.integers(0, 3))
+    def dies(self, engine: int) -> None:
+        if engine in self.alive:
+            self.alive.remove(engine)
+            self.live = [(front, share) for front, share in self.live if share.engine != engine]
+            for number, front in enumerate(self.fronts):
+                front.lost(engine)
+                self.reported[number][engine] = 0
+
+    @rule(engine=st.integers(0, 3))
+    def comes_back(self, engine: int) -> None:
+        if engine < len(self.fronts[0].loads()) and engine not in self.alive:
+            self.alive.add(engine)
+            for front in self.fronts:
+                front.serves(engine, {MODEL: SLOTS})
+
+    @invariant()
+    def loads_are_what_is_known(self) -> None:
+        for number, front in enumerate(getattr(self, "fronts", [])):
+            for engine, load in enumerate(front.loads()):
+                if engine in self.alive:
+                    assert load >= self.known(number, engine) / SLOTS
+
+
+Host.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestHost = Host.TestCase
+
+
+def test_single_requests_go_where_there_is_the_least_to_do():
+    found = placement(3)
+    shares = [found.place(request("hi"))[0] for _ in range(6)]
+    assert Counter(share.engine for share in shares) == {0: 2, 1: 2, 2: 2}
+    found.over(shares[4].ticket)
+    assert found.place(request("hi"))[0].engine == shares[4].engine
+
+
+def test_what_another_front_end_has_sent_counts_once_it_is_reported():
+    found = placement(2)
+    found.reported(0, rows=3, tokens=0)
+    assert [found.place(request("hi"))[0].engine for _ in range(3)] == [1, 1, 1]
+    found.reported(0, rows=0, tokens=640)
+    assert found.place(request("hi"))[0].engine == 1, "prompts that are not read count too"
+
+
+def test_a_prompt_goes_where_its_beginning_was_sent_unless_that_engine_is_much_busier():
+    found, system = placement(2, slots=32), "You are a helpful assistant. " * 20
+
+    def sent(count: int) -> set[int]:
+        shares = [found.place(request(system + str(i)))[0] for i in range(count)]
+        for share in shares:
+            found.read(share.ticket)
+        return {share.engine for share in shares}
+
+    assert sent(1) == sent(2) == {0}
+    assert found.place(request("hi"))[0].engine == 1
+    assert sent(12) == {0, 1}
+
+
+def test_the_rows_of_one_prompt_are_divided():
+    shares = placement(3).place(request("hi", n=8))
+    assert sorted(len(share.rows) for share in shares) == [2, 3, 3]
+    assert all(share.prompts == [0] for share in shares)
+
+
+def test_engines_with_more_slots_get_more_rows():
+    found = Placement(2)
+    found.serves(0, {MODEL: 30})
+    found.serves(1, {MODEL: 10})
+    assert [len(s.rows) for s in found.place(request(*"abcdefghijklmnopqrst"))] == [15, 5]
+
+
+@given(st.text(min_size=1), st.integers(0, 9))
+def test_nodes_of_a_tree_have_the_engine_of_its_root(session: str, node: int):
+    found, root = placement(5), session.replace(":", "_") or "_"
+    assert found.home(MODEL, root) == found.home(MODEL, f"{root}:{node}")
+
+
+def test_sessions_are_spread_and_only_those_of_a_dead_engine_move():
+    found, names = placement(4), [f"session {i}" for i in range(400)]
+    before = {name: found.home(MODEL, name) for name in names}
+    assert min(Counter(before.values()).values()) > 50
+    found.lost(2)
+    after = {name: found.home(MODEL, name) for name in names}
+    assert {name for name in names if before[name] != after[name]} == {n for n in names if before[n] == 2}
+    found.serves(2, {MODEL: SLOTS})
+    assert {name: found.home(MODEL, name) for name in names} == before
+
+
+def test_a_model_is_asked_for_where_it_is():
+    found = placement(3)
+    found.serves(1, {MODEL: SLOTS, "other": SLOTS})
+    asked = GenerateRequest("x", ["a", "b", "c"], 10, to_model="other")
+    assert [share.engine for share in found.place(asked)] == [1]
+
+
+def test_without_an_engine_nothing_is_placed():
+    found = placement(1)
+    found.lost(0)
+    with pytest.raises(NoEngine):
+        found.place(request("hi"))

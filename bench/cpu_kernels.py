@@ -84,7 +84,7 @@ def by_torch(x: dict[str, Tensor], vectors: Sequence[Tensor], states: Tensor, ro
     k = x["k"] * torch.addcmul(k_rest, a, k_a)
     v = x["v"].lerp(x["v_first"], x["v_mix"].sigmoid())
     r_, w_, k_, v_, a_ = (y.view(len(y), -1, ops.HEAD_SIZE) for y in (x["r"], w_log, k, v, a))
-    y = ops.wkv(r_, w_, k_, v_, kk, a_, states, rows)
+    y = ops.wkv((r_, w_, k_, v_, kk, a_), states, rows)
     return ops.readout(y, x["r"], k, v, r_k, weight, bias).mul_(x["g"])
 
 

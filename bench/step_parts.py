@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.decode import need_gpu
 from bench.make_checkpoint import ALL_SIZES, FAMILIES
 from rwkv_batch.model import checkpoint
-from rwkv_batch.model.cuda.gemms.gemms import Gemms, StepGemms
+from rwkv_batch.model.cuda.gemms.gemms import StepGemms
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda.abi import MAX_LAG
@@ -32,7 +32,6 @@ from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
 
 STEPS, RUNS = 6, 15  # of a run: states are written at every third
 LAUNCHES = 50
-MIXES_PLACE = 6  # of the arguments of Kernels.norm_mix_decode
 
 
 class Steps:
@@ -104,13 +103,13 @@ def main() -> None:
         graphs = {"all": steps.graph()}
         for name in ("time_mix_in", "output", "key", "value"):
             graphs[name] = steps.without(StepGemms, name, lambda *_: True)
-        graphs["head"] = steps.without(Gemms, "head", lambda *_: True)
+        graphs["head"] = steps.without(RWKV7Cuda, "_head", lambda *_: True)
         norm = "norm_mix_decode"
         graphs["norms of time mixes"] = steps.without(
-            Kernels, norm, lambda *given: len(given[MIXES_PLACE]) == MIXED
+            Kernels, norm, lambda x, mix, slots: len(mix.mixes) == MIXED
         )
         graphs["norms of channel mixes"] = steps.without(
-            Kernels, norm, lambda *given: len(given[MIXES_PLACE]) < MIXED
+            Kernels, norm, lambda x, mix, slots: len(mix.mixes) < MIXED
         )
         graphs["wkv"] = steps.without(Kernels, "wkv_decode", lambda *_: True)
         times: dict[str, list[float]] = {name: [] for name in graphs}

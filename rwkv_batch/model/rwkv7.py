@@ -82,7 +82,7 @@ class TimeMix:
             assert made.v_mix is not None
             v = v.lerp(v_first, made.v_mix.sigmoid_())
         r_, w_, k_, v_, a_ = (x.view(len(x), -1, ops.HEAD_SIZE) for x in (r, w_log, k, v, a))
-        y = changes.scale(ops.wkv(r_, w_, k_, v_, kk, a_, states.wkv[:, layer], rows))
+        y = changes.scale(ops.wkv((r_, w_, k_, v_, kk, a_), states.wkv[:, layer], rows))
         y = ops.readout(y, r, k, v, self.r_k, *self.group_norm).mul_(made.g)
         return changes.add("att.output", y, self.output(y)), v_first
 

@@ -156,14 +156,13 @@ def readout(y: Tensor, r: Tensor, k: Tensor, v: Tensor, r_k: Tensor, weight: Ten
     )
 
 
-def wkv(
-    r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, states: Tensor, rows: PackedRows
-) -> Tensor:
+def wkv(inputs: Sequence[Tensor], states: Tensor, rows: PackedRows) -> Tensor:
     """The recurrence over all rows: returns y `[T, H, 64]`, fp32.
 
-    Inputs `[T, H, 64]`; states `[slots, H, value, key]` are updated in place.
+    Inputs are r, the log of the decay, k, v, kk and a, all `[T, H, 64]`; states `[slots, H, value, key]` are
+    updated in place.
     """
-    return run_recurrence((r, w_log, k, v, kk, a), states, rows, wkv_step, wkv_prefill)
+    return run_recurrence(inputs, states, rows, wkv_step, wkv_prefill)
 
 
 def run_recurrence(
@@ -185,7 +184,7 @@ def run_recurrence(
         if piece.chunks.size == 1:
             y, state = _by_token(step, own, before, piece.chunks)
         else:
-            y, state = prefill(*own, before, piece.chunks)
+            y, state = prefill(own, before, piece.chunks)
         states[piece.slots] = as_stored(state, states.dtype)
         parts.append(y)
     return parts[0] if len(parts) == 1 else torch.cat(parts)

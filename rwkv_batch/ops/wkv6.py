@@ -5,6 +5,8 @@
 S is `[value, key]`, as the states of RWKV-7.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -25,15 +27,15 @@ def wkv6_step(
 
 
 def wkv6_prefill(
-    r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, states: Tensor, chunks: Chunks, *, u: Tensor
+    inputs: Sequence[Tensor], states: Tensor, chunks: Chunks, *, u: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Run pieces of rows, as `wkv_prefill.wkv_prefill` does.
 
     With D_i the log of the decays from the chunk's beginning to token i, token i reads what token j < i wrote
     by the weight `sum(r_i k_j exp(D_{i-1} - D_j))`, an exponent that is never positive.
     """
-    _, heads, width = r.shape
-    r, w_log, k, v = (split(x, chunks) for x in (r, w_log, k, v))  # [chunks, H, CHUNK, 64]
+    _, heads, width = inputs[0].shape
+    r, w_log, k, v = (split(x, chunks) for x in inputs)  # [chunks, H, CHUNK, 64]
     decay = w_log.cumsum(-2)  # D
     before, end = decay - w_log, decay[..., -1:, :]
     weights = r.new_zeros(*r.shape[:-1], CHUNK)

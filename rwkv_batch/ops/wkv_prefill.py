@@ -64,14 +64,14 @@ def join(y: Tensor, chunks: Chunks) -> Tensor:
     return y.transpose(1, 2).reshape(-1, y.shape[1], y.shape[3])[chunks.places]
 
 
-def wkv_prefill(
-    r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, states: Tensor, chunks: Chunks
-) -> tuple[Tensor, Tensor]:
+def wkv_prefill(inputs: Sequence[Tensor], states: Tensor, chunks: Chunks) -> tuple[Tensor, Tensor]:
     """Run pieces of rows, packed one after the other: returns y `[T, H, 64]` and the last states.
 
-    Inputs `[T, H, 64]` (w_log: log of the decay), states `[pieces, H, value, key]`, in `chunks.order` both
-    before and after. What a piece gives does not depend on the others, bit for bit.
+    Inputs are r, the log of the decay, k, v, kk and a, all `[T, H, 64]`. States `[pieces, H, value, key]`
+    are in `chunks.order` both before and after. What a piece gives does not depend on the others, bit for
+    bit.
     """
+    r, w_log, k, v, kk, a = inputs
     _, heads, width = r.shape
 
     w_log, v = split(w_log, chunks), split(v, chunks)

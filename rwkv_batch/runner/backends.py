@@ -15,7 +15,7 @@ from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.ops.low_rank import MOST_RANK
-from rwkv_batch.runner.cuda_runner import CudaRunner
+from rwkv_batch.runner.cuda_runner import CUDA_MODELS, CudaRunner
 from rwkv_batch.runner.protocol import AdapterRoom, Runner
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.sampling.flashinfer import SamplerError
@@ -97,9 +97,9 @@ def _create_cuda_runner(
             checkpoint.weights,
         )
     room, few = _room(config), config.max_rows is not None and config.max_rows <= SPARSE_ROWS[-1]
-    return CudaRunner(
-        checkpoint, device, wkv_dtype, config.sampler, architecture, room, config.batch_invariant, few
-    )
+    cuda_model = CUDA_MODELS[checkpoint.family]
+    model = cuda_model(checkpoint, device, architecture, config.batch_invariant, few)
+    return CudaRunner(model, wkv_dtype, config.sampler, room)
 
 
 def _check_invariant(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> None:

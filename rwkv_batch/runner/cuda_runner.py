@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.config import SamplerName
-from rwkv_batch.model.checkpoint import Checkpoint, Family
+from rwkv_batch.model.checkpoint import Family
 from rwkv_batch.model.cuda.cuda_model import SCORED_AT_ONCE, CudaModel
 from rwkv_batch.model.cuda.rwkv6 import RWKV6Cuda
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
@@ -68,10 +68,7 @@ class QueuedDraws:
 
 
 class CudaRunner:
-    """The runner of a model in fp16 over the kernels for GPUs; see Runner.
-
-    Raises build.BuildError if there are none for the GPU.
-    """
+    """See Runner. fp16."""
 
     run_ahead_stop_ids, limits = STOPS, GPU_LIMITS
     dtype = CudaModel.dtype
@@ -79,24 +76,15 @@ class CudaRunner:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
-        device: torch.device,
+        model: CudaModel[Any, Any],
         wkv_dtype: torch.dtype,
         sampler: SamplerName,
-        architecture: str | None = None,
         adapters: AdapterRoom = NO_ADAPTERS,
-        invariant: bool = False,
-        few_rows: bool = False,
     ) -> None:
-        """architecture: of the kernels, as in build.build; None: that of the GPU.
-
-        invariant and few_rows: as in CudaModel.
-        """
-        self.devices: tuple[torch.device, ...] = (device,)
-        self.device, self._wkv_dtype, self._sampler = device, wkv_dtype, sampler
-        self.model = CUDA_MODELS[checkpoint.family](checkpoint, device, architecture, invariant, few_rows)
-        self._invariant, self.most_steps = invariant, 1 if invariant else MOST_STEPS
-        self._adapters = adapters if self.model.takes_adapters else NO_ADAPTERS
+        self.model, self.device, self._wkv_dtype, self._sampler = model, model.device, wkv_dtype, sampler
+        self._invariant = model.kernels.invariant
+        self.most_steps = 1 if self._invariant else MOST_STEPS
+        self._adapters = adapters if model.takes_adapters else NO_ADAPTERS
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
         slots, vocab = rows + idle_slots, self.model.checkpoint.vocab

@@ -7,7 +7,7 @@ from cuda_gpu import needs_gpu
 
 from bench.make_checkpoint import FAMILIES
 from rwkv_batch.model.checkpoint import from_tensors
-from rwkv_batch.runner.cuda_runner import CudaRunner
+from rwkv_batch.runner.cuda_runner import CUDA_MODELS, CudaRunner
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.runner.warmup import launch_all_kernels
 
@@ -27,6 +27,7 @@ class TestOnAGpu:
 
     def test_no_state_remembers_them(self, rows: int, family: str) -> None:
         checkpoint = from_tensors(family, FAMILIES[family](2, 128, 512))
-        runner = CudaRunner(checkpoint, torch.device("cuda"), torch.float16, "own")
+        model = CUDA_MODELS[checkpoint.family](checkpoint, torch.device("cuda"))
+        runner = CudaRunner(model, torch.float16, "own")
         runner.allocate(rows, 1, 16)
         assert not any(runner.states.read(slot).any() for slot in range(rows + 1))

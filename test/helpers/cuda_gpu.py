@@ -1,11 +1,14 @@
 """What the GPU tests share."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
+from rwkv_batch.model.cuda.cuda_model import CudaModel
+from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH
 from rwkv_batch.ops.cuda.binding import Kernels
 
@@ -52,6 +55,13 @@ def check_tiles(
     kernels.gemm_tile(ws, xs, ys, activation, transposed, many)
     for w, x, y in zip(ws, xs, ys, strict=True):
         assert off(y, ACTIVATIONS[activation](x.double() @ (w if transposed else w.T).double())) < 1e-3
+
+
+def unflushed(
+    model: CudaModel, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], states: CudaStates
+) -> Tensor:
+    """`CudaModel.forward`, with writes to states deferred, as between two steps."""
+    return model.run(tokens.tolist(), lengths, slots, states)[0].float()
 
 
 class CodedRows(NamedTuple):

@@ -71,7 +71,7 @@ class TestMethods:
         assert off(b.out, b.hidden.double() @ of(checkpoint, "ffn.value")) < 2e-3
         if isinstance(weights.head, BlockMatrix):
             logits = normal(rows, len(weights.head))
-            gemms.head(b.normed, logits, method)
+            gemms.find("head", method).run(calls.head(weights.head, b.normed, logits))
             wanted = b.normed.double() @ of(checkpoint, "head.weight")
             assert off(logits[:, :300], wanted) < 2e-3 and not logits[:, 300:].any()
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from cuda_gpu import clear_choice, needs_gpu, off
+from cuda_gpu import clear_choice, needs_gpu, off, unflushed
 from torch import Tensor
 
 from demo.training.evaluate import SEED, TASKS
@@ -99,7 +99,7 @@ def test_held_out_text_is_as_likely_and_the_greedy_token_the_same(model, truth, 
     losses: dict[str, list[Tensor]] = {"all": [], "answers": []}
     errors = []  # squares: of the difference, of the reference
     clear = seen = 0
-    pairs = [(partial(model.forward, flush=False), states), (truth.forward, truth.new_states(SLOTS))]
+    pairs = [(partial(unflushed, model), states), (truth.forward, truth.new_states(SLOTS))]
     for rows, read, (logits, wanted) in read_together(texts, pairs):
         errors.append(
             torch.stack(((logits - wanted).double().square().sum(1), wanted.double().square().sum(1)))
@@ -147,11 +147,11 @@ def test_4096_tokens_leave_the_state(model, truth, states, wkv):
     whole = model.forward(tokens, [4096], [0], states)
     start = 0
     for size in (1, 15, 16, 17, 63, 1000, 2, 982, 1900, 100):  # in all 4096
-        pieces = model.forward(tokens[start : start + size], [size], [1], states, flush=False)
+        pieces = unflushed(model, tokens[start : start + size], [size], [1], states)
         start += size
     model.forward(tokens[:4000], [4000], [2], states, [])
     for token in tokens[4000:]:
-        steps = model.forward(token[None], [1], [2], states, flush=False)
+        steps = unflushed(model, token[None], [1], [2], states)
     assert start == 4096
     states.flush([1, 2])
     for slot, logits in ((0, whole), (1, pieces), (2, steps)):
@@ -166,13 +166,13 @@ def greedy(
     start, drawn = 0, []
     states.clear([slot])
     for end in (*cuts, len(prompt)):
-        logits = model.forward(prompt[start:end], [end - start], [slot], states, flush=False)
+        logits = unflushed(model, prompt[start:end], [end - start], [slot], states)
         start = end
     for _ in range(count):
         drawn.append(int(logits[0, :VOCABULARY].argmax()))
         if drawn[-1] == END_OF_TEXT:
             break
-        logits = model.forward(torch.tensor(drawn[-1:]), [1], [slot], states, flush=False)
+        logits = unflushed(model, torch.tensor(drawn[-1:]), [1], [slot], states)
     return drawn
 
 
@@ -222,8 +222,8 @@ def test_a_row_has_the_same_bits_wherever_it_stands_in_the_batch(model, states, 
     tokens, order = torch.randint(1, VOCABULARY, (rows,)), torch.randperm(rows)
     slots = (torch.randperm(SLOTS - rows)[:rows] + rows).tolist()  # not those of the first batch
     for _ in range(3):
-        logits = model.forward(tokens, [1] * rows, range(rows), states, flush=False)
-        shuffled = model.forward(tokens[order], [1] * rows, slots, states, flush=False)
+        logits = unflushed(model, tokens, [1] * rows, range(rows), states)
+        shuffled = unflushed(model, tokens[order], [1] * rows, slots, states)
         assert torch.equal(logits[order.to(logits.device)], shuffled)
     states.flush(range(SLOTS))
     assert torch.equal(states.memory[:rows][order.to(logits.device)], states.memory[slots])

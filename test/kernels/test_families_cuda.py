@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_gpu import ROWS, needs_gpu, off
+from cuda_gpu import ROWS, needs_gpu, off, unflushed
 from engine_driver import PROMPTS, Driver
 
 from bench.make_checkpoint import random_rwkv6, random_rwkv7a
@@ -74,7 +74,7 @@ def test_decode_of_any_number_of_rows(pair, rows):
     slots = torch.randperm(rows + 5)[:rows].tolist()
     for _ in range(3):
         tokens = ids(rows)
-        logits = model.forward(tokens, [1] * rows, slots, states, flush=False)
+        logits = unflushed(model, tokens, [1] * rows, slots, states)
         assert off(logits, truth.forward(tokens, [1] * rows, slots, wanted)) < LOGITS
     states.flush(slots)
     assert off(states.wkv, wanted.wkv) < STATES
@@ -86,7 +86,7 @@ def test_a_prompt_goes_on_from_steps(pair, lengths):
     states, wanted = model.new_states(3, torch.float16), truth.new_states(3)
     for rows, counts in (([0, 2], [5, 9]), ([0, 2], [1, 1]), ([2], [1]), ([0, 2], lengths), ([2], [1])):
         tokens = ids(sum(counts))
-        logits = model.forward(tokens, counts, rows, states, flush=False)
+        logits = unflushed(model, tokens, counts, rows, states)
         assert off(logits, truth.forward(tokens, counts, rows, wanted)) < LOGITS
     states.flush([0, 2])
     assert off(states.wkv, wanted.wkv) < STATES

@@ -5,6 +5,7 @@ import torch
 from coded import KINDS, NF4_HALVES, matrix, numbers, random_weight
 from cuda_gpu import ACTIVATIONS, DEVICE, needs_gpu, normal, off, poisoned
 
+from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.orders import (
     blocks_of_4_bits,
     blocks_of_5_bits,
@@ -14,6 +15,7 @@ from rwkv_batch.model.cuda.packed.orders import (
 )
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Kernels
+from rwkv_batch.ops.cuda.gemms import Codes
 from rwkv_batch.ops.cuda.special.codes import CodeKernels, most_warp_rows
 from rwkv_batch.ops.weights.channels import Fp5Weight, Fp6Weight, decode_float
 from rwkv_batch.ops.weights.groups import Int4Weight, WideInt4Weight
@@ -26,6 +28,10 @@ SHAPES = [(64, 64), (192, 320), (128, 768), (1024, 192), (320, 2048), (8256, 64)
 # Rows of w that a warp takes: for as many as the largest, AMD GPUs have no registers with some formats.
 WARP_ROWS = [(kind, rows) for kind in KINDS for rows in (16, 32, 64) if rows <= most_warp_rows(kind)]
 pytestmark = needs_gpu
+
+
+def one(w: BlockMatrix) -> Codes:
+    return Codes([w.codes], [w.scales], w.format)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +47,9 @@ def test_gemms(codes, kind, warp_rows, rows, activation, n, k):
     weights = [random_weight(kind, n, k) for _ in range(count)]
     ws = [matrix(weight, DEVICE) for weight in weights]
     xs, ys = [normal(rows, k) for _ in range(count)], [poisoned(rows, n) for _ in range(count)]
-    codes.gemm_codes([w.codes for w in ws], [w.scales for w in ws], xs, ys, kind, activation, warp_rows)
+    codes.gemm_codes(
+        Codes([w.codes for w in ws], [w.scales for w in ws], kind), xs, ys, activation, warp_rows
+    )
     for weight, x, y in zip(weights, xs, ys, strict=True):
         want = ACTIVATIONS[activation](x.double() @ numbers(weight).to(DEVICE).T)
         assert off(y, want) < 1e-3
@@ -54,7 +62,7 @@ def test_a_count_of_rows_that_fills_no_tile(codes, kind, n, warp_rows):
     warp_rows = min(warp_rows, most_warp_rows(kind))
     weight, x, y = random_weight(kind, n, 128), normal(3, 128), poisoned(3, n)
     w = matrix(weight, DEVICE)  # of a multiple of 64 outputs, of which these are the first
-    codes.gemm_codes([w.codes], [w.scales], [x], [y], kind, IDENTITY, warp_rows)
+    codes.gemm_codes(one(w), [x], [y], IDENTITY, warp_rows)
     assert off(y, x.double() @ numbers(weight).to(DEVICE).T) < 1e-3
 
 
@@ -64,7 +72,8 @@ class TestEveryCode:
     def product(self, codes, blocks, scales, n, kind):
         y = poisoned(192, n)
         x = torch.eye(192, device=DEVICE).half()
-        codes.gemm_codes([blocks.to(DEVICE)], [None if scales is None else scales.to(DEVICE)], [x], [y], kind)
+        of = None if scales is None else scales.to(DEVICE)
+        codes.gemm_codes(Codes([blocks.to(DEVICE)], [of], kind), [x], [y])
         return y.double().cpu()
 
     def test_int8(self, codes):
@@ -117,14 +126,12 @@ def test_a_row_is_the_same_alone_and_among_any_others(codes, kind):
     """And by any number of outputs of a warp."""
     w = matrix(random_weight(kind, 64, 576), DEVICE)
     x, together = normal(70, 576), poisoned(70, 64)
-    codes.gemm_codes([w.codes], [w.scales], [x], [together], kind, warp_rows=32)
-    codes.gemm_codes(
-        [w.codes], [w.scales], [x], [again := poisoned(70, 64)], kind, warp_rows=most_warp_rows(kind)
-    )
+    codes.gemm_codes(one(w), [x], [together], warp_rows=32)
+    codes.gemm_codes(one(w), [x], [again := poisoned(70, 64)], warp_rows=most_warp_rows(kind))
     assert torch.equal(again, together)
     for rows in (1, 8, 9, 16, 17, 33):
         first = poisoned(rows, 64)
-        codes.gemm_codes([w.codes], [w.scales], [x[:rows]], [first], kind)
+        codes.gemm_codes(one(w), [x[:rows]], [first])
         assert torch.equal(first, together[:rows])
 
 
@@ -132,7 +139,7 @@ def test_a_row_is_the_same_alone_and_among_any_others(codes, kind):
 def test_relu_squared_never_overflows(codes, kind):
     w = matrix(KINDS[kind].pack(torch.randn(64, 64) * 100), DEVICE)
     y = poisoned(8, 64)
-    codes.gemm_codes([w.codes], [w.scales], [normal(8, 64) * 100], [y], kind, RELU_SQUARE)
+    codes.gemm_codes(one(w), [normal(8, 64) * 100], [y], RELU_SQUARE)
     assert y.isfinite().all() and y.max() == torch.finfo(torch.float16).max
 
 
@@ -141,20 +148,18 @@ def test_relu_squared_never_overflows(codes, kind):
 def test_prefetched_weights_change_nothing(codes, kind, rows):
     w, x, prefetch = matrix(random_weight(kind, 128, 320), DEVICE), normal(rows, 320), normal(2048, 4104)
     y, again = poisoned(rows, 128), poisoned(rows, 128)
-    codes.gemm_codes([w.codes], [w.scales], [x], [y], kind)
+    codes.gemm_codes(one(w), [x], [y])
     for size in (1, 1000, 2048):
-        codes.gemm_codes(
-            [w.codes], [w.scales], [x], [again.fill_(float("nan"))], kind, prefetch=prefetch[:size]
-        )
+        codes.gemm_codes(one(w), [x], [again.fill_(float("nan"))], prefetch=prefetch[:size])
         assert torch.equal(y, again)
 
 
 def test_what_does_not_fit_is_refused(codes):
     w, y = matrix(random_weight("int8", 64, 64), DEVICE), poisoned(1, 64)
     with pytest.raises(RuntimeError, match="rwkv_gemm_codes"):
-        codes.gemm_codes([w.codes], [w.scales], [normal(1, 32)], [y], "int8")
+        codes.gemm_codes(one(w), [normal(1, 32)], [y])
     fp6 = matrix(random_weight("fp6", 64, 64), DEVICE)
     with pytest.raises(RuntimeError, match="rwkv_gemm_codes"):
-        codes.gemm_codes([fp6.codes], [fp6.scales], [normal(1, 64)], [y], "fp6", warp_rows=64)
+        codes.gemm_codes(one(fp6), [normal(1, 64)], [y], warp_rows=64)
     with pytest.raises(RuntimeError, match="rwkv_gemm_codes"):
-        codes.gemm_codes([w.codes] * 4, [w.scales] * 4, [normal(1, 64)] * 4, [y] * 4, "int8")
+        codes.gemm_codes(Codes([w.codes] * 4, [w.scales] * 4, "int8"), [normal(1, 64)] * 4, [y] * 4)

@@ -5,10 +5,10 @@ import torch
 from cuda_gpu import ACTIVATIONS, DEVICE, check_tiles, needs_gpu, normal, off, poisoned
 from quantized_tiles import quantized4, quantized8
 
-from rwkv_batch.model.cuda.packed.coded import GROUPS
 from rwkv_batch.ops.cuda import gemms, tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH, TileShape
 from rwkv_batch.ops.cuda.binding import Addend
+from rwkv_batch.ops.cuda.gemms import GROUPS, Codes
 
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 SHAPES = [(64, 64), (192, 320), (768, 768), (2048, 512), (512, 2048), (3072, 768), (4096, 192)]
@@ -66,7 +66,7 @@ class TestTiles:
         monkeypatch.setattr(tile, "MANY_ROWS", {groups: (x_rows,)})
         (w, of_w), (x, of_x) = fp8(n, k), fp8(rows, k)
         y = poisoned(rows, n)
-        kernels.gemm_tile_fp8([w], [of_w], [x], [of_x], [y])
+        kernels.gemm_tile_fp8(Codes([w], [of_w], "fp8"), [x], [of_x], [y])
         assert off(y, numbers(x, of_x) @ numbers(w, of_w).T) < 2e-3  # digits of the tensor cores' sums of fp8
 
     @pytest.mark.parametrize("shape", TILES)
@@ -196,17 +196,16 @@ class TestSequence:
         w = torch.full((n, k), 0x38, device=DEVICE, dtype=torch.uint8)  # 1 in e4m3
         of_w, of_x = (torch.rand(size, device=DEVICE) + 0.5 for size in (n, rows))
         y = poisoned(rows, n)
-        kernels.gemm_tile_fp8([w], [of_w / k], [w[:rows]], [of_x], [y])
+        kernels.gemm_tile_fp8(Codes([w], [of_w / k], "fp8"), [w[:rows]], [of_x], [y])
         assert torch.allclose(y.double(), of_x.double()[:, None] * of_w.double(), rtol=1e-3)
 
 
 def check_codes(kernels, count: int, rows: int, n: int, k: int, kind: str, activation: int) -> None:
     """`gemm_many_codes` of so many random w and x in one launch, against torch in fp64."""
     ws, scales, wanted = zip(*(codes(n, k, kind) for _ in range(count)), strict=True)
-    columns, group = kind == "columns", GROUPS.get(kind)
     xs, ys = [normal(rows, k) for _ in range(count)], [poisoned(rows, n) for _ in range(count)]
-    apart = [scale for scale in scales if scale is not None]
-    kernels.gemm_many_codes(ws, apart, xs, ys, activation, columns, group)
+    name = "int8" if kind == "columns" else kind
+    kernels.gemm_many_codes(Codes(ws, scales, name, kind == "columns"), xs, ys, activation)
     for w, x, y in zip(wanted, xs, ys, strict=True):
         assert off(y, ACTIVATIONS[activation](x.double() @ w.T)) < 1e-3
 

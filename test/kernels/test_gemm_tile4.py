@@ -1,5 +1,7 @@
 """The tiled GEMM with weights of 4 bits against torch in fp64, at odd sizes, and with every code there is."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from cuda_gpu import ACTIVATIONS, DEVICE, ROWS, needs_gpu, normal, off, poisoned
@@ -8,10 +10,15 @@ from quantized_tiles import quantized4
 from rwkv_batch.model.cuda.packed.orders import tiles_of_4_bits
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
+from rwkv_batch.ops.cuda.gemms import Codes
 
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 GROUPS = [64, 128]
 SHAPES = [(64, 64), (192, 320), (768, 768), (2048, 512), (512, 2048), (3072, 768), (4096, 192), (65536, 128)]
+
+
+def in_groups(ws: Sequence[torch.Tensor], group: int) -> Codes:
+    return Codes(ws, [], "int4" if group == 64 else "int4-128")
 
 
 @pytest.mark.parametrize("rows", [*ROWS, 16, 64, 100, 512])
@@ -25,7 +32,7 @@ class TestTiles:
         count = 3 if n < 4096 else 1
         ws, wanted = zip(*(quantized4(n, k, group) for _ in range(count)), strict=True)
         xs, ys = [normal(rows, k) for _ in range(count)], [poisoned(rows, n) for _ in range(count)]
-        kernels.gemm_tile4(ws, xs, ys, group, activation)
+        kernels.gemm_tile_codes(in_groups(ws, group), xs, ys, activation)
         for w, x, y in zip(wanted, xs, ys, strict=True):
             assert off(y, ACTIVATIONS[activation](x.double() @ w.T)) < 1e-3
 
@@ -39,7 +46,7 @@ class TestPartialSums:
     def test_their_sum_is_the_product(self, kernels, group, rows, n, k):
         (w, weights), x, parts = quantized4(n, k, group), normal(rows, k), tile.partial_sums(n, k)
         y = poisoned(parts + 1, rows, n, dtype=torch.float32)
-        kernels.gemm_tile4([w], [x], [y[:parts]], group, partial_sums=True)
+        kernels.gemm_tile_codes(in_groups([w], group), [x], [y[:parts]], partial_sums=True)
         assert off(y[:parts].sum(0), x.double() @ weights.T) < 1e-3
         assert y[parts].isnan().all()
 
@@ -53,13 +60,13 @@ class TestStagesUsedAgain:
 
     def test_sums(self, kernels, group, rows):
         (w, weights), x, y = quantized4(512, 16384, group), normal(rows, 16384), poisoned(rows, 512)
-        kernels.gemm_tile4([w], [x], [y], group)
+        kernels.gemm_tile_codes(in_groups([w], group), [x], [y])
         assert off(y, x.double() @ weights.T) < 1e-3
 
     def test_partial_sums(self, kernels, group, rows):
         (w, weights), x = quantized4(512, 16384, group), normal(rows, 16384)
         y = poisoned(tile.partial_sums(512, 16384), rows, 512, dtype=torch.float32)
-        kernels.gemm_tile4([w], [x], [y], group, partial_sums=True)
+        kernels.gemm_tile_codes(in_groups([w], group), [x], [y], partial_sums=True)
         assert off(y.sum(0), x.double() @ weights.T) < 1e-3
 
 
@@ -75,11 +82,11 @@ class TestLongRings:
     def test_every_run_gives_the_same_sums(self, kernels, group, rows, n, k):
         w, weights = quantized4(n, k, group)
         x, y, again = normal(rows, k), poisoned(rows, n), poisoned(rows, n)
-        kernels.gemm_tile4([w], [x], [y], group)
+        kernels.gemm_tile_codes(in_groups([w], group), [x], [y])
         assert (y.double() - x.double() @ weights.T).abs().max() < 0.02
         different = torch.zeros((), dtype=torch.bool, device=DEVICE)
         for _ in range(100):
-            kernels.gemm_tile4([w], [x], [again], group)
+            kernels.gemm_tile_codes(in_groups([w], group), [x], [again])
             different |= (again != y).any()
         assert not different
 
@@ -94,11 +101,11 @@ class TestLongRingsOfPartialSums:
     def test_every_run_gives_the_same(self, kernels, group, rows, n, k):
         (w, weights), x, size = quantized4(n, k, group), normal(rows, k), (tile.partial_sums(n, k), rows, n)
         y, again = poisoned(*size, dtype=torch.float32), poisoned(*size, dtype=torch.float32)
-        kernels.gemm_tile4([w], [x], [y], group, partial_sums=True)
+        kernels.gemm_tile_codes(in_groups([w], group), [x], [y], partial_sums=True)
         assert (y.sum(0).double() - x.double() @ weights.T).abs().max() < 0.02
         different = torch.zeros((), dtype=torch.bool, device=DEVICE)
         for _ in range(100):
-            kernels.gemm_tile4([w], [x], [again], group, partial_sums=True)
+            kernels.gemm_tile_codes(in_groups([w], group), [x], [again], partial_sums=True)
             different |= (again != y).any()
         assert not different
 
@@ -115,17 +122,17 @@ class TestCodes:
         minimums = (torch.arange(64, device=DEVICE) // 16).half()[:, None].repeat(1, groups)
         wanted = codes * 0.25 + minimums[:, 0].double()
         w, y = tiles_of_4_bits(codes[:, None].repeat(1, 192), scales, minimums, group), poisoned(192, 64)
-        kernels.gemm_tile4([w], [torch.eye(192, device=DEVICE).half()], [y], group)
+        kernels.gemm_tile_codes(in_groups([w], group), [torch.eye(192, device=DEVICE).half()], [y])
         assert torch.equal(y.double(), wanted.expand(192, 64))
 
     def test_a_row_is_the_same_alone_and_among_any_others(self, kernels, monkeypatch, group):
         """As a batch-invariant model has them."""
         monkeypatch.setattr(kernels, "invariant", True)
         (w, _), x, together = quantized4(2048, 512, group), normal(321, 512), poisoned(321, 2048)
-        kernels.gemm_tile4([w], [x], [together], group)
+        kernels.gemm_tile_codes(in_groups([w], group), [x], [together])
         for rows in (1, 16, 17, 40, 64, 90, 128, 150, 180, 256):
             first = poisoned(rows, 2048)
-            kernels.gemm_tile4([w], [x[:rows]], [first], group)
+            kernels.gemm_tile_codes(in_groups([w], group), [x[:rows]], [first])
             assert torch.equal(first, together[:rows])
 
     def test_relu_squared_never_overflows(self, kernels, group):
@@ -133,7 +140,7 @@ class TestCodes:
         scales, minimums = (torch.full((64, 1), at, device=DEVICE).half() for at in (10.0, -80.0))
         y = poisoned(8, 64)
         w = tiles_of_4_bits(codes, scales, minimums, group)
-        kernels.gemm_tile4([w], [normal(8, 64) * 100], [y], group, RELU_SQUARE)
+        kernels.gemm_tile_codes(in_groups([w], group), [normal(8, 64) * 100], [y], RELU_SQUARE)
         assert y.isfinite().all() and y.max() == torch.finfo(torch.float16).max
 
 

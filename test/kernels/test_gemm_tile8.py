@@ -12,6 +12,7 @@ from rwkv_batch.model.cuda.packed.orders import ordered_codes, paired_columns, t
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Kernels
+from rwkv_batch.ops.cuda.gemms import Codes
 from rwkv_batch.ops.cuda.tile import tile_shape_coded
 
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
@@ -30,9 +31,8 @@ def run(
     partial_sums: bool = False,
 ) -> None:
     """gemm_tile8 with weights of that kind."""
-    kernels.gemm_tile8(
-        ws, scales, xs, ys, kind == "fp8", activation, columns=kind == "columns", partial_sums=partial_sums
-    )
+    codes = Codes(ws, scales, "fp8" if kind == "fp8" else "int8", columns=kind == "columns")
+    kernels.gemm_tile_codes(codes, xs, ys, activation, partial_sums=partial_sums)
 
 
 @pytest.mark.parametrize("rows", [*ROWS, 16, 64, 100, 512, 961])

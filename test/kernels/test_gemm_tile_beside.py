@@ -5,11 +5,10 @@ import torch
 from cuda_gpu import DEVICE, needs_gpu, normal, poisoned
 from torch import Tensor
 
-from rwkv_batch.model.cuda.packed.coded import GROUPS
 from rwkv_batch.model.cuda.packed.orders import tiles_of_4_bits
 from rwkv_batch.ops.cuda.abi import IDENTITY, SIGMOID, TANH
 from rwkv_batch.ops.cuda.binding import Kernels
-from rwkv_batch.ops.cuda.gemms import Part
+from rwkv_batch.ops.cuda.gemms import GROUPS, Codes, Part
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 COUNT = 3  # large GEMMs
@@ -24,10 +23,10 @@ def multiply(
     if group := GROUPS.get(kind):
         ones = torch.ones(n, -(-k // group), device=DEVICE).half()
         tiles = [tiles_of_4_bits(each % 16, ones, -ones, group) for each in codes]
-        kernels.gemm_tile4(tiles, xs, ys, group, beside=beside)
+        ws = Codes(tiles, [], kind)
     else:
-        scales = [torch.ones(n, device=DEVICE) for _ in codes]
-        kernels.gemm_tile8(codes, scales, xs, ys, kind == "fp8", beside=beside)
+        ws = Codes(codes, [torch.ones(n, device=DEVICE) for _ in codes], kind)
+    kernels.gemm_tile_codes(ws, xs, ys, beside=beside)
     return ys
 
 

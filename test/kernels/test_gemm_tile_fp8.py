@@ -5,6 +5,7 @@ import torch
 from cuda_gpu import ACTIVATIONS, DEVICE, ROWS, needs_gpu, off, poisoned
 
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
+from rwkv_batch.ops.cuda.gemms import Codes
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 SHAPES = [(64, 128), (192, 384), (768, 768), (2048, 512), (512, 2048), (3072, 768), (65536, 128)]
@@ -26,7 +27,7 @@ def test_gemms(kernels, rows, n, k, most_rows, activation):
     ws, w_scales, w_numbers = zip(*(coded(n, k) for _ in range(count)), strict=True)
     xs, x_scales, x_numbers = zip(*(coded(rows, k) for _ in range(count)), strict=True)
     ys = [poisoned(rows, n) for _ in range(count)]
-    kernels.gemm_tile_fp8(ws, w_scales, xs, x_scales, ys, activation, most_rows)
+    kernels.gemm_tile_fp8(Codes(ws, w_scales, "fp8"), xs, x_scales, ys, activation, most_rows)
     for w, x, y in zip(w_numbers, x_numbers, ys, strict=True):
         # The tensor cores keep fewer digits of sums of fp8 than fp32 has.
         assert off(y, ACTIVATIONS[activation](x @ w.T)) < 2e-3
@@ -42,7 +43,7 @@ def test_scales_belong_to_their_rows(kernels, code):
     w[:, 3], x[:, 3] = one, code
     w_scales, x_scales = (torch.arange(1.0, size + 1, device=DEVICE) for size in (n, rows))
     y = poisoned(rows, n)
-    kernels.gemm_tile_fp8([w], [w_scales / 64], [x], [x_scales / 512], [y])
+    kernels.gemm_tile_fp8(Codes([w], [w_scales / 64], "fp8"), [x], [x_scales / 512], [y])
     number = torch.tensor([code], dtype=torch.uint8).view(torch.float8_e4m3fn).double().item()
     want = number * (x_scales.double() / 512)[:, None] * (w_scales.double() / 64)
     assert torch.allclose(y.double(), want, rtol=1e-3, atol=1e-7)
@@ -52,5 +53,5 @@ def test_relu_squared_never_overflows(kernels):
     w, w_scales, _ = coded(64, 128)
     x, x_scales, _ = coded(8, 128)
     y = poisoned(8, 64)
-    kernels.gemm_tile_fp8([w], [w_scales * 1e4], [x], [x_scales * 1e4], [y], RELU_SQUARE)
+    kernels.gemm_tile_fp8(Codes([w], [w_scales * 1e4], "fp8"), [x], [x_scales * 1e4], [y], RELU_SQUARE)
     assert y.isfinite().all() and y.max() == torch.finfo(torch.float16).max

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from checkpoints import tiny
-from cuda_gpu import needs_gpu, off
+from cuda_gpu import needs_gpu, off, unflushed
 
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
@@ -26,7 +26,7 @@ def test_thousands_of_rows_are_those_of_the_reference(rows: int, wkv: torch.dtyp
     slots = torch.randperm(rows + 3)[:rows].tolist()
     for lengths in ([1] * rows, [1] * rows, [1] * (rows - 1) + [40], [1] * rows):
         tokens = torch.randint(1, 500, (sum(lengths),))
-        logits = model.forward(tokens, lengths, slots, states, flush=False)
+        logits = unflushed(model, tokens, lengths, slots, states)
         assert off(logits, truth.forward(tokens, lengths, slots, wanted)) < 1e-2
     states.flush(slots)
     assert off(states.wkv, wanted.wkv) < 2e-2
@@ -42,7 +42,7 @@ def test_hundreds_of_rows_by_each_method_of_a_time_mix(method: str) -> None:
     states, wanted = model.new_states(rows), truth.new_states(rows)
     for _ in range(4):
         tokens = torch.randint(1, 500, (rows,))
-        found = model.forward(tokens, [1] * rows, range(rows), states, flush=False)
+        found = unflushed(model, tokens, [1] * rows, range(rows), states)
         assert off(found, truth.forward(tokens, [1] * rows, range(rows), wanted)) < 1e-2
 
 

@@ -6,7 +6,7 @@ from cuda_gpu import DEVICE, ROWS, as_fp8, needs_gpu, normal, off, poisoned, poi
 from torch.nn.functional import layer_norm
 
 from rwkv_batch.ops.cuda.abi import IDENTITY
-from rwkv_batch.ops.cuda.binding import Addend
+from rwkv_batch.ops.cuda.binding import Addend, NormMix
 
 pytestmark = needs_gpu
 
@@ -44,7 +44,7 @@ def test_norm_with_shift_and_mix_of_one_token_a_row(kernels, rows, width, source
     want_shift[slots[real].long(), 2] = normed[real]
     want = normed + (before - normed) * amounts.float().unsqueeze(1)
     out = poisoned(mixes, rows, width)
-    kernels.norm_mix_decode(x, added, weight, bias, slots, shift[:, 2], amounts, out)
+    kernels.norm_mix_decode(x, NormMix(added, (weight, bias), shift[:, 2], amounts, out), slots)
     assert off(out, want) < 1e-3 and off(x, total) < 1e-6 and off(shift, want_shift) < 1e-3
     untouched = torch.ones(rows + 3, dtype=torch.bool, device=DEVICE)
     untouched[slots[real].long()] = False
@@ -67,7 +67,7 @@ def test_norm_of_rows_far_from_zero_and_with_columns_that_stand_out(kernels, row
     normed = layer_norm(x.double() + y.double(), (width,), weight.double(), bias.double())
     want = normed + (shift[slots.long()].double() - normed) * amounts.double().unsqueeze(1)
     out = poisoned(6, rows, width)
-    kernels.norm_mix_decode(x, Addend(y=y), weight, bias, slots, shift, amounts, out)
+    kernels.norm_mix_decode(x, NormMix(Addend(y=y), (weight, bias), shift, amounts, out), slots)
     assert (
         off(out[:, ::2], want[:, ::2]) < 1e-3
         and off(out[:, 1::2], want[:, 1::2]) < 1e-3
@@ -99,7 +99,7 @@ def test_norm_of_many_rows_adds_partial_sums_in_their_order(kernels, rows, width
     before = shift[slots.long().clamp(min=0)].double() * real.unsqueeze(1)
     want = normed + (before - normed) * amounts.double().unsqueeze(1)
     out, plain = poisoned(mixes, rows, width), poisoned(rows, width)
-    kernels.norm_mix_decode(x, added, weight, bias, slots, shift, amounts, out)
+    kernels.norm_mix_decode(x, NormMix(added, (weight, bias), shift, amounts, out), slots)
     kernels.norm(again, added, weight, bias, plain)
     assert (
         off(out, want) < 1e-3
@@ -122,9 +122,11 @@ def test_the_next_kernel_may_start_at_once(kernels, rows, mixes):
     found = []
     for next_at_once in [False] + [True] * 20:
         out, product = poisoned(mixes, rows, width), poisoned(rows, 2048)
-        arguments = (begin.clone(), Addend(y=y.fill_(float("nan"))), weight, bias, slots, shift.clone())
+        added = Addend(y=y.fill_(float("nan")))
+        mix = NormMix(added, (weight, bias), shift.clone(), amounts, out, next_at_once)
+        stream = begin.clone()
         kernels.gemm_stream([(w, h, y, IDENTITY)])
-        kernels.norm_mix_decode(*arguments, amounts, out, next_at_once)
+        kernels.norm_mix_decode(stream, mix, slots)
         kernels.gemm_stream([(after, out[0], product, IDENTITY)])
         found.append(product)
     assert all(torch.equal(each, found[0]) for each in found) and found[0].isfinite().all()
@@ -144,10 +146,9 @@ def test_a_norm_of_partial_sums_has_the_same_bits_among_more_rows(kernels, some,
         torch.randperm(rows, device=DEVICE, dtype=torch.int32),
     )
     few, kept, out, fewer = x[:some].clone(), shift.clone(), poisoned(6, rows, 4096), poisoned(6, some, 4096)
-    kernels.norm_mix_decode(
-        few, Addend(partials=parts[:, :some].contiguous()), weight, bias, slots[:some], kept, amounts, fewer
-    )
-    kernels.norm_mix_decode(x, Addend(partials=parts), weight, bias, slots, shift, amounts, out)
+    of_few, norm = Addend(partials=parts[:, :some].contiguous()), (weight, bias)
+    kernels.norm_mix_decode(few, NormMix(of_few, norm, kept, amounts, fewer), slots[:some])
+    kernels.norm_mix_decode(x, NormMix(Addend(partials=parts), norm, shift, amounts, out), slots)
     assert torch.equal(fewer, out[:, :some]) and torch.equal(few, x[:some])
     assert torch.equal(kept[slots[:some].long()], shift[slots[:some].long()])
 
@@ -175,9 +176,8 @@ def test_first_mixes_as_fp8_have_the_bits_of_a_kernel_of_its_own(kernels, rows, 
     def run(some, coded):
         added = Addend(y=y[:some]) if source == "y" else Addend(tokens=tokens[:some], table=table)
         stream, kept, out = x[:some].clone(), shift.clone(), poisoned(mixes, some, width)
-        kernels.norm_mix_decode(
-            stream, added, weight, bias, slots[:some], kept[:, 2], amounts, out, coded=coded
-        )
+        mix = NormMix(added, (weight, bias), kept[:, 2], amounts, out, coded=coded)
+        kernels.norm_mix_decode(stream, mix, slots[:some])
         return stream, kept, out
 
     (stream, kept, out), (first, half) = run(count, None), (3, 2) if mixes == 6 else (1, 1)
@@ -209,8 +209,8 @@ def test_fp8_of_many_rows_is_the_same_in_every_launch(kernels):
     found = []
     for _ in range(100):
         found.append(poisoned_codes(3, rows, width))
-        arguments = (x.clone(), Addend(y=y), weight, bias, slots, shift.clone(), amounts, out)
-        kernels.norm_mix_decode(*arguments, coded=found[-1])
+        mix = NormMix(Addend(y=y), (weight, bias), shift.clone(), amounts, out, coded=found[-1])
+        kernels.norm_mix_decode(x.clone(), mix, slots)
     assert all(same_codes(each, found[0]) for each in found)
 
 
@@ -218,6 +218,7 @@ def test_fp8_of_many_rows_is_the_same_in_every_launch(kernels):
 def test_what_fp8_has_no_form_for_is_refused(kernels):
     x, weight, slots = torch.randn(4, 128, device=DEVICE), normal(128), torch.zeros(4, device=DEVICE).int()
     for mixes, added in ((3, Addend()), (6, Addend(partials=torch.randn(2, 4, 128, device=DEVICE)))):
-        arguments = (x, added, weight, weight, slots, normal(4, 128), normal(mixes, 128))
+        places = (normal(4, 128), normal(mixes, 128), poisoned(mixes, 4, 128))
+        mix = NormMix(added, (weight, weight), *places, coded=poisoned_codes(mixes, 4, 128))
         with pytest.raises(RuntimeError, match="norm_mix_decode"):
-            kernels.norm_mix_decode(*arguments, poisoned(mixes, 4, 128), coded=poisoned_codes(mixes, 4, 128))
+            kernels.norm_mix_decode(x, mix, slots)

@@ -6,7 +6,7 @@ from cuda_gpu import DEVICE, CodedRows, as_fp8, needs_gpu, normal, off, poisoned
 from torch.nn.functional import layer_norm
 
 from rwkv_batch.ops import torch_ops
-from rwkv_batch.ops.cuda.binding import Addend, RowBounds
+from rwkv_batch.ops.cuda.binding import Addend, NormMix, RowBounds
 
 pytestmark = needs_gpu
 
@@ -58,7 +58,8 @@ def test_norm_with_shift_and_mix_of_packed_rows(kernels, lengths, width, source,
         amounts.float().unsqueeze(1),
     )
     before, out, to = x.clone(), poisoned(mixes, tokens, width), poisoned(tokens, width, dtype=torch.float32)
-    kernels.norm_mix_prefill(x, to, added, weight, bias, rows_of(lengths, slots), shift[:, 1], amounts, out)
+    mix = NormMix(added, (weight, bias), shift[:, 1], amounts, out)
+    kernels.norm_mix_prefill(x, to, mix, rows_of(lengths, slots))
     assert (
         off(out, want) < 1e-3
         and off(shift, want_shift) < 1e-3
@@ -80,31 +81,13 @@ def test_a_normed_row_has_the_same_bits_alone_and_beside_one_that_has_ended(kern
     )
     shift = normal(3, width)
     kept, together, to = shift.clone(), poisoned(6, 3000, width), torch.empty_like(x)
-    kernels.norm_mix_prefill(
-        x,
-        to,
-        Addend(),
-        weight,
-        bias,
-        rows_of([1, 2899, 100], torch.tensor([2, 0, -1])),
-        kept,
-        amounts,
-        together,
-    )
+    mix = NormMix(Addend(), (weight, bias), kept, amounts, together)
+    kernels.norm_mix_prefill(x, to, mix, rows_of([1, 2899, 100], torch.tensor([2, 0, -1])))
     assert together[:, 2900:].isnan().all() and torch.equal(kept[1], shift[1])
     for start, end, slot in ((1, 2900, 0), (0, 1, 2)):
         alone, mine = shift.clone(), poisoned(6, end - start, width)
-        kernels.norm_mix_prefill(
-            x[start:end],
-            to,
-            Addend(),
-            weight,
-            bias,
-            rows_of([end - start], torch.tensor([slot])),
-            alone,
-            amounts,
-            mine,
-        )
+        mix = NormMix(Addend(), (weight, bias), alone, amounts, mine)
+        kernels.norm_mix_prefill(x[start:end], to, mix, rows_of([end - start], torch.tensor([slot])))
         if end - start > 1:  # other kinds of sums below 64 tokens
             assert torch.equal(mine, together[:, start:end]) and torch.equal(alone[slot], kept[slot])
         assert off(mine, together[:, start:end]) < 1e-3 and off(alone[slot], kept[slot]) < 1e-3
@@ -132,7 +115,8 @@ def test_first_mixes_as_fp8_have_the_bits_of_a_kernel_of_its_own(kernels, length
         kept, out = shift.clone(), poisoned(mixes, count, width)
         to = poisoned(count, width, dtype=torch.float32)
         rows = rows_of(some, slots[: len(some)])
-        kernels.norm_mix_prefill(x[:count], to, added, weight, bias, rows, kept[:, 1], amounts, out, coded)
+        mix = NormMix(added, (weight, bias), kept[:, 1], amounts, out, coded=coded)
+        kernels.norm_mix_prefill(x[:count], to, mix, rows)
         return to, kept, out
 
     (to, kept, out), (first, half) = run(more, None), (3, 2) if mixes == 6 else (1, 1)

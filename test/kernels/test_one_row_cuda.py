@@ -9,6 +9,7 @@ from checkpoints import tiny
 from cuda_gpu import needs_gpu
 
 from rwkv_batch.model.cuda.gemms.kinds import SEPARATE, TOGETHER
+from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.runner.cuda_runner import MOST_STEPS, CudaRunner
 from rwkv_batch.runner.protocol import LAST, Batch, NewRow
@@ -52,7 +53,7 @@ def runner(request: pytest.FixtureRequest) -> CudaRunner:
     checkpoint = tiny(5, 256, VOCAB, seed=3)
     if weights != "fp16":
         checkpoint = quantize(checkpoint, weights, False)
-    made = CudaRunner(checkpoint, torch.device("cuda", 0), wkv, "own")
+    made = CudaRunner(RWKV7Cuda(checkpoint, torch.device("cuda", 0)), wkv, "own")
     if layers not in made.model.gemms.candidates("layers", 1):
         pytest.skip("this GPU has no room for one launch of all layers")
     made.model.autotuner.chosen["layers 1"] = layers

@@ -5,7 +5,7 @@ to mix them.
 import pytest
 import torch
 from checkpoints import tiny
-from cuda_gpu import ROWS, needs_gpu, off
+from cuda_gpu import ROWS, needs_gpu, off, unflushed
 
 from rwkv_batch.model.cuda.gemms.kinds import WHOLE
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
@@ -82,7 +82,7 @@ def test_decode_of_any_number_of_rows(model, rows):
     slots = torch.randperm(rows + 5)[:rows].tolist()
     for _ in range(3):
         tokens = ids(rows)
-        logits = model.forward(tokens, [1] * rows, slots, states, flush=False)
+        logits = unflushed(model, tokens, [1] * rows, slots, states)
         assert off(logits, truth.forward(tokens, [1] * rows, slots, wanted)) < LOGITS
     states.flush(slots)
     assert off(states.wkv, wanted.wkv) < STATES
@@ -135,7 +135,7 @@ def test_long_texts_stay_close(model):
     wanted, tokens = truth.new_states(1), ids(4096)
     model.forward(tokens[:3000], [3000], [0], states, [])
     for token in tokens[3000:]:
-        logits = model.forward(token[None], [1], [0], states, flush=False)
+        logits = unflushed(model, token[None], [1], [0], states)
     states.flush([0])
     want = truth.forward(tokens, [4096], [0], wanted)
     assert off(logits, want) < LOGITS and off(states.wkv, wanted.wkv) < STATES
@@ -147,7 +147,7 @@ def test_a_prompt_goes_on_from_states_that_are_behind(model, lengths):
     wanted = truth.new_states(3)
     for rows, counts in (([0, 2], [5, 9]), ([0, 2], [1, 1]), ([2], [1]), ([0, 2], lengths)):
         tokens = ids(sum(counts))
-        logits = model.forward(tokens, counts, rows, states, flush=False)
+        logits = unflushed(model, tokens, counts, rows, states)
         assert off(logits, truth.forward(tokens, counts, rows, wanted)) < LOGITS
     assert off(states.wkv, wanted.wkv) < STATES
 
@@ -159,12 +159,12 @@ def test_greedy_text_does_not_depend_on_slot_split_or_neighbours(model):
         others = [n for n in range(neighbours + 1) if n != slot][:neighbours]
         start, drawn = 0, []
         for end in (*cuts, len(prompt)):
-            logits = model.forward(prompt[start:end], [end - start], [slot], states, flush=False)
+            logits = unflushed(model, prompt[start:end], [end - start], [slot], states)
             start = end
         for _ in range(20):
             drawn.append(int(logits[0].argmax()))
             tokens = torch.cat((torch.tensor(drawn[-1:]), ids(len(others))))
-            logits = model.forward(tokens, [1] * len(tokens), [slot, *others], states, flush=False)
+            logits = unflushed(model, tokens, [1] * len(tokens), [slot, *others], states)
         states.clear(range(40))
         return drawn
 

@@ -10,7 +10,7 @@ from torch.nn.functional import layer_norm
 
 from rwkv_batch.ops import torch_ops
 from rwkv_batch.ops.cuda.abi import DEFERRED_VECTORS, MAX_LAG, TimeMixInput, Wkv6Input
-from rwkv_batch.ops.cuda.binding import Addend
+from rwkv_batch.ops.cuda.binding import Addend, NormMix
 from rwkv_batch.ops.cuda.inputs.feed import RECORD
 from rwkv_batch.ops.cuda.inputs.packing import PrefillPlan, upload_plan
 
@@ -59,7 +59,7 @@ def plain(
     r, k, v = (f[name].view(-1, HEADS, 64) for name in "rkv")
     kk, nothing = torch_ops.removal_key(f["k"], torch.ones(WIDTH, device=DEVICE)), torch.zeros_like(r)
     rows = torch_ops.PackedRows(lengths, slots, DEVICE)
-    y = torch_ops.wkv(r, torch_ops.log_decay(f["w"]).view_as(r), k, v, kk, nothing, states, rows)
+    y = torch_ops.wkv((r, torch_ops.log_decay(f["w"]).view_as(r), k, v, kk, nothing), states, rows)
     one, zero = torch.ones(WIDTH, device=DEVICE), torch.zeros(WIDTH, device=DEVICE)
     return torch_ops.readout(y, f["r"], f["k"], f["v"], zero, one, zero)
 
@@ -163,13 +163,14 @@ def test_token_shift(kernels, lengths, width):
     lengths = sorted(lengths, key=lambda length: length > 1)
     x, weight, bias = torch.randn(tokens, width, device=DEVICE), normal(width, mean=60000), normal(width)
     shift, amounts = normal(len(lengths), 1, width), torch.full((1, width), 0.5, device=DEVICE).half()
-    out, none = poisoned(1, tokens, width), Addend()
+    out = poisoned(1, tokens, width)
+    mix = NormMix(Addend(), (weight, bias), shift[:, 0], amounts, out)
     if tokens == len(lengths):
-        kernels.norm_mix_decode(x.clone(), none, weight, bias, slots.to(DEVICE), shift[:, 0], amounts, out)
+        kernels.norm_mix_decode(x.clone(), mix, slots.to(DEVICE))
     else:
         rows = upload_plan(PrefillPlan.from_lengths(lengths, slots.tolist()), torch.device(DEVICE)).rows
         to = poisoned(tokens, width, dtype=torch.float32)
-        kernels.norm_mix_prefill(x, to, none, weight, bias, rows, shift[:, 0], amounts, out)
+        kernels.norm_mix_prefill(x, to, mix, rows)
     ends = torch.tensor(lengths, device=DEVICE).cumsum(0) - 1
     want = layer_norm(x, (width,), weight.float(), bias.float())[ends].clamp(-LARGEST, LARGEST)
     assert out.isfinite().all() and shift.abs().max() == LARGEST

@@ -11,7 +11,7 @@ from checkpoints import tiny
 
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.model.checkpoint import from_tensors
-from rwkv_batch.model.cuda.gemms import autotune
+from rwkv_batch.model.cuda.gemms import autotune, calls
 from rwkv_batch.model.cuda.gemms.autotune import Autotuner, usable
 from rwkv_batch.model.cuda.gemms.gemms import Gemms
 from rwkv_batch.model.cuda.gemms.kinds import KINDS
@@ -371,7 +371,7 @@ def test_gemms_by_a_library_are_those_of_the_weights(method):
     run("key")
     hidden = b.hidden.clone()
     close(hidden, (b.mixed[0].float() @ layer.key.float().T).relu().square())
-    by_library.head(b.normed, logits, method)
+    by_library.find("head", method).run(calls.head(head, b.normed, logits))
     close(logits, b.normed.float() @ head.float().T)
     for kind, want in (
         ("out", b.y.float() @ layer.output.float().T),

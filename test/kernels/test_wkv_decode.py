@@ -75,16 +75,15 @@ def check(kernels, rows, heads, state, first_layer, scaled):
         shape, out = (-1, heads, 64), poisoned(rows, width)
         if live.any():
             packing = torch_ops.PackedRows([1] * int(live.sum()), slots[live].tolist(), DEVICE)
-            y = torch_ops.wkv(
+            wkv_inputs = (
                 f["r"].view(shape),
                 torch_ops.log_decay(f["w0"] + f["w"]).view(shape),
                 k.view(shape),
                 v.view(shape),
                 torch_ops.removal_key(f["k"], f["k_k"]),
                 a.view(shape),
-                want_states[:, 1],
-                packing,
             )
+            y = torch_ops.wkv(wkv_inputs, want_states[:, 1], packing)
             if scaled:
                 y *= scales[live].view_as(y)
             want = torch_ops.readout(y, f["r"], k, v, f["r_k"], f["norm_weight"], f["norm_bias"]) * f["g"]

@@ -47,7 +47,7 @@ def expected(x, c, lengths, slots, states, first_layer) -> torch.Tensor:
         torch_ops.PackedRows(lengths, slots, DEVICE, by_token=True),
     )
     y = torch_ops.wkv(
-        f["r"].view(shape), w_log, k.view(shape), v.view(shape), kk, a.view(shape), states, rows
+        (f["r"].view(shape), w_log, k.view(shape), v.view(shape), kk, a.view(shape)), states, rows
     )
     return torch_ops.readout(y, f["r"], k, v, f["r_k"], f["norm_weight"], f["norm_bias"]) * f["g"]
 

@@ -191,7 +191,7 @@ def test_the_chunked_recurrence_is_the_sequential_one(lengths):
     u, before = torch.randn(heads, 64, generator=draw), torch.randn(4, heads, 64, 64, generator=draw)
     chunks = cut(lengths, "cpu")
     states = before[: len(lengths)][chunks.order]
-    y, after = wkv6_prefill(r, w_log, k, v, states, chunks, u=u)
+    y, after = wkv6_prefill((r, w_log, k, v), states, chunks, u=u)
     start = 0
     for piece, length in enumerate(lengths):
         state, expected = before[piece : piece + 1].double(), []

@@ -28,9 +28,8 @@ def moved_on(state: float, change: float, lengths: list[int], family: str, by_to
         )
         y = ops.run_recurrence((r, nothing, k, v), states, rows, step, prefill)
     else:
-        y = ops.wkv(
-            r, nothing, k, v, torch.nn.functional.normalize(torch.randn(shape), dim=-1), nothing, states, rows
-        )
+        kk = torch.nn.functional.normalize(torch.randn(shape), dim=-1)
+        y = ops.wkv((r, nothing, k, v, kk, nothing), states, rows)
     assert y.shape == (tokens, HEADS, 64) and y.isfinite().all()
     return states
 

@@ -50,7 +50,7 @@ def token_by_token(*args):
 
 def in_chunks(*args):
     *tokens, state = args
-    y, states = wkv_prefill(*tokens, state[None], cut([len(tokens[0])], "cpu"))
+    y, states = wkv_prefill(tokens, state[None], cut([len(tokens[0])], "cpu"))
     return y, states[0]
 
 
@@ -97,7 +97,7 @@ def test_a_piece_is_the_same_alone_and_beside_others(lengths, together, monkeypa
     for slot, (*_, state) in zip(slots, args, strict=True):
         states[slot] = state
     tokens = [torch.cat([piece[i] for piece in args]) for i in range(6)]
-    y = torch_ops.wkv(*tokens, states, torch_ops.PackedRows(lengths, slots, "cpu"))
+    y = torch_ops.wkv(tokens, states, torch_ops.PackedRows(lengths, slots, "cpu"))
     ends = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     for slot, piece, (start, end) in zip(slots, args, pairwise(ends), strict=True):
         want_y, want_state = in_chunks(*piece)

@@ -51,6 +51,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
     buffers: type[StepBuffersT]  # of a step
     takes_adapters: ClassVar[bool] = False  # whether rows can have adapters of their own
     row: RowStep | None = None  # runs all layers of a step of one row by one launch
+    tuner: Tuner | None = None  # measures how GEMMs run the fastest; None if nothing is measured
 
     @torch.inference_mode()
     def __init__(
@@ -66,10 +67,10 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         invariant: whether a row's logits and state are to be the same, bit for bit, beside any others
         and wherever its tokens are cut into steps. Then every step is a prefill, and states are fp32.
         """
-        self.checkpoint, self.device, self._few_rows = checkpoint, torch.device(device), few_rows
+        self.checkpoint, self.device = checkpoint, torch.device(device)
         with torch.cuda.device(self.device):
             self.kernels = Kernels(self.device, architecture, invariant)
-            self.weights = self._pack_weights()
+            self.weights = self._pack_weights(few_rows)
             self._buffer_shape = self.weights.buffer_shape
         self._graphs: tuple[States, dict[bool, Ladders]] | None = None  # by whether some rows have adapters
         self._most_rows: int | None = None  # of a decode graph
@@ -80,8 +81,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
     def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float16) -> CudaStates:
         """The states of that many slots, all before the first token."""
         c = self.checkpoint
-        shape = (slots, c.layers, c.width, wkv_dtype, self.device, c.start_state())
-        return CudaStates(self.kernels, *shape, self.defers)
+        return CudaStates(self.kernels, slots, c.layers, c.width, wkv_dtype, c.start_state(), self.defers)
 
     def slot_bytes(self, wkv_dtype: torch.dtype) -> int:
         """Of a slot of `new_states`, deferred writes included."""
@@ -145,11 +145,6 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         with torch.cuda.device(self.device):
             return self._late is not None and self._late.piece(idle)
 
-    @property
-    def tuner(self) -> Tuner | None:
-        """What measures how GEMMs run the fastest; None if nothing is measured."""
-        return None
-
     @torch.inference_mode()
     def forward(
         self,
@@ -158,11 +153,10 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         slots: Sequence[int],
         states: CudaStates,
         logits_of: Sequence[int] | None = None,
-        flush: bool = True,
         adapters: Sequence[int] = (),
         scores: PromptScores | None = None,
     ) -> Tensor:
-        """Run packed rows; see `TorchModel.forward`. flush=False: writes to states may stay deferred.
+        """The same as `TorchModel.forward`: no writes to states are deferred behind it.
 
         Raises ValueError for rows that do not fit together, IndexError for ids that the model does not have.
         """
@@ -174,8 +168,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
                 "ids below it."
             )
         logits = self.run(tokens.tolist(), lengths, slots, states, logits_of, adapters, scores)[0].float()
-        if flush:
-            states.flush(slots)
+        states.flush(slots)
         return logits
 
     @torch.inference_mode()
@@ -364,8 +357,8 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         """How each kind of GEMM runs for so many tokens, as far as that is known."""
 
     @abstractmethod
-    def _pack_weights(self) -> Weights:
-        """Copy the checkpoint to the GPU."""
+    def _pack_weights(self, few_rows: bool) -> Weights:
+        """Copy the checkpoint to the GPU. few_rows: as of the constructor."""
 
     @abstractmethod
     def _decode_layers(

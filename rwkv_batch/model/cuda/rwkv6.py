@@ -7,27 +7,26 @@ No GEMM is timed: the number of tokens decides by which of three methods the lar
 - "blas": cuBLAS through torch
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from rwkv_batch.model.cuda.cuda_model import CudaModel
-from rwkv_batch.model.cuda.gemms.halves import TILE_TOKENS, in_blocks
+from rwkv_batch.model.cuda.gemms.halves import TILE_TOKENS, Blas, Stream, Tile, in_blocks
 from rwkv_batch.model.cuda.gemms.low_rank import STREAM_TOKENS, small_gemm
+from rwkv_batch.model.cuda.gemms.method import GemmCall, Method
 from rwkv_batch.model.cuda.packed.rwkv6_weights import Rwkv6CudaLayer, Rwkv6CudaWeights, pack_rwkv6
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots
+from rwkv_batch.model.cuda.steps.mixers import NormMixer, decode_norms, prefill_norms
 from rwkv_batch.model.cuda.steps.states import CudaStates
-from rwkv_batch.model.description import Norm
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, TANH, Wkv6Input
-from rwkv_batch.ops.cuda.binding import Addend
+from rwkv_batch.ops.cuda.binding import Addend, NormMix
 from rwkv_batch.ops.cuda.buffers import Rwkv6Buffers
 from rwkv_batch.ops.cuda.gemms import Part
 from rwkv_batch.ops.cuda.inputs.packing import DeviceRows
-
-# added, norm, shift, mixes [3, C], whether it is a layer's first: leaves the results in b.mixed
-NormMix = Callable[[Addend, Norm, Tensor, Tensor, bool], None]
 
 
 class RWKV6Cuda(CudaModel[Rwkv6CudaWeights, Rwkv6Buffers]):
@@ -51,7 +50,12 @@ class RWKV6Cuda(CudaModel[Rwkv6CudaWeights, Rwkv6Buffers]):
         tiles = self.kernels.has_tile and all(tile.fits(*w.shape) for w in matrices)
         return "tile" if tiles else "stream"
 
-    def _pack_weights(self) -> Rwkv6CudaWeights:
+    @cached_property
+    def _methods(self) -> dict[str, Method]:
+        large = {"stream": Stream(self.kernels, "stream", 16), "tile": Tile(self.kernels, "tile")}
+        return large | {"blas": Blas(self.kernels, "blas")}
+
+    def _pack_weights(self, few_rows: bool) -> Rwkv6CudaWeights:
         return pack_rwkv6(self.checkpoint, self.device)
 
     def _decode_layers(
@@ -65,12 +69,10 @@ class RWKV6Cuda(CudaModel[Rwkv6CudaWeights, Rwkv6Buffers]):
     ) -> Addend:
         fp32 = states.wkv.dtype == torch.float32
 
-        def norm_mix(added: Addend, norm: Norm, shift: Tensor, mixes: Tensor, first: bool) -> None:
-            self.kernels.norm_mix_decode(b.x, added, *norm, slots, shift, mixes, b.mixed)
-
         def wkv(inputs: Wkv6Input) -> None:
             self.kernels.wkv6(inputs, len(tokens), slots, fp32)
 
+        norm_mix = decode_norms(self.kernels, b, slots)
         return self._run_layers(tokens, states, b, norm_mix, wkv, methods["layer"])
 
     def _prefill_layers(
@@ -84,36 +86,34 @@ class RWKV6Cuda(CudaModel[Rwkv6CudaWeights, Rwkv6Buffers]):
     ) -> Addend:
         fp32 = states.wkv.dtype == torch.float32
 
-        def norm_mix(added: Addend, norm: Norm, shift: Tensor, mixes: Tensor, first: bool) -> None:
-            x, to = (b.x, b.x_between) if first else (b.x_between, b.x)
-            self.kernels.norm_mix_prefill(x, to, added, *norm, rows.rows, shift, mixes, b.mixed)
-
         def wkv(inputs: Wkv6Input) -> None:
             self.kernels.wkv6_packed(inputs, len(tokens), rows.rows, fp32)
 
+        norm_mix = prefill_norms(self.kernels, b, rows.rows)
         return self._run_layers(tokens, states, b, norm_mix, wkv, methods["layer"])
 
     def _head(self, x: Tensor, logits: Tensor, methods: dict[str, str]) -> None:
-        self._gemm((self.weights.head, x, logits, IDENTITY), methods["head"])
+        self._run(methods["head"], self.weights.head, x, logits)
 
     def _run_layers(
         self,
         tokens: Tensor,
         states: CudaStates,
         b: Rwkv6Buffers,
-        norm_mix: NormMix,
+        norm_mix: NormMixer,
         wkv: Callable[[Wkv6Input], None],
         method: str,
     ) -> Addend:
         """Launch all layers, from the embedding on. Returns what is still to be added to b.x."""
         added = Addend(tokens=tokens, table=self.weights.embedding)
         for index, layer in enumerate(self.weights.layers):
-            norm_mix(added, layer.norm1, states.shift[:, index, 0], layer.mixes, True)
+            shift = states.shift[:, index]
+            norm_mix(NormMix(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed))
             self._time_mix_in(layer, b, method)
             wkv(_wkv_input(layer, b, states.wkv[:, index]))
-            self._gemm((layer.output, b.y, b.out, IDENTITY), method)
+            self._run(method, layer.output, b.y, b.out)
             added = Addend(y=b.out)
-            norm_mix(added, layer.norm2, states.shift[:, index, 1], layer.channel_mixes, False)
+            norm_mix(NormMix(added, layer.norm2, shift[:, 1], layer.channel_mixes, b.mixed))
             self._channel_mix(layer, b, method)
         return added
 
@@ -126,46 +126,39 @@ class RWKV6Cuda(CudaModel[Rwkv6CudaWeights, Rwkv6Buffers]):
         else:
             torch.bmm(b.inner.transpose(0, 1), layer.mix_outer, out=b.shifted)
         self.kernels.shift_mix(b.shifted, token, before, layer.mix_offsets)
-        parts: list[Part] = [
-            (w, x, y, IDENTITY) for w, x, y in zip(layer.kvrg, b.shifted[1:], b.kvrg, strict=True)
-        ]
         decay_inner = (layer.decay_inner, b.shifted[0], b.decay_inner, TANH)
         if method == "stream":
-            self.kernels.gemm_stream([*parts, decay_inner])
+            self._run(method, layer.kvrg, b.shifted[1:], b.kvrg, small=[decay_inner])
         else:
-            if method == "tile":
-                for two in (slice(0, 2), slice(2, 4)):  # gemm_tile takes three at most
-                    ws, xs, ys = (list(group[two]) for group in (layer.kvrg, b.shifted[1:], b.kvrg))
-                    self.kernels.gemm_tile(ws, xs, ys)
-            else:
-                torch.bmm(b.shifted[1:], layer.kvrg.mT, out=b.kvrg)
+            pieces = (layer.kvrg, b.shifted[1:], b.kvrg)
+            for w, x, y in zip(*(one.split(2 if method == "tile" else 4) for one in pieces), strict=True):
+                self._run(method, w, x, y)  # gemm_tile takes three at most
             small_gemm(self.kernels, decay_inner)
         small_gemm(self.kernels, (layer.decay_outer, b.decay_inner, b.decay, IDENTITY))
 
     def _channel_mix(self, layer: Rwkv6CudaLayer, b: Rwkv6Buffers, method: str) -> None:
         for_key, for_receptance, _ = b.mixed
         gate = b.kvrg[0]  # which the time mix needs no more
-        key = (layer.key, for_key, b.hidden, RELU_SQUARE)
-        receptance = (layer.receptance, for_receptance, gate, IDENTITY)
         if method == "stream":
-            self.kernels.gemm_stream([key, receptance])
+            receptance = (layer.receptance, for_receptance, gate, IDENTITY)
+            self._run(method, layer.key, for_key, b.hidden, RELU_SQUARE, [receptance])
         else:
-            self._gemm(key, method)
-            self._gemm(receptance, method)
-        self._gemm((layer.value, b.hidden, b.out, IDENTITY), method)
+            self._run(method, layer.key, for_key, b.hidden, RELU_SQUARE)
+            self._run(method, layer.receptance, for_receptance, gate)
+        self._run(method, layer.value, b.hidden, b.out)
         self.kernels.gate(b.out, gate)
 
-    def _gemm(self, part: Part, method: str) -> None:
-        """A large GEMM. No more than RELU_SQUARE."""
-        w, x, y, activation = part
-        if method == "stream":
-            self.kernels.gemm_stream([part])
-        elif method == "tile":
-            self.kernels.gemm_tile([w], [x], [y], activation)
-        else:
-            torch.mm(x, w.T, out=y)
-            if activation == RELU_SQUARE:
-                self.kernels.relu_square(y)
+    def _run(
+        self,
+        method: str,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        activation: int = IDENTITY,
+        small: Sequence[Part] = (),
+    ) -> None:
+        """One GEMM or several of one shape; small: with "stream" those that its launch runs too."""
+        self._methods[method].run(GemmCall(w, x, y, None, activation, small=small))
 
 
 def _wkv_input(layer: Rwkv6CudaLayer, b: Rwkv6Buffers, state: Tensor) -> Wkv6Input:

@@ -7,15 +7,15 @@ from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.cuda_model import CudaModel
+from rwkv_batch.model.cuda.gemms import calls
 from rwkv_batch.model.cuda.gemms.autotune import Autotuner
 from rwkv_batch.model.cuda.gemms.gemms import Gemms, StepGemms
-from rwkv_batch.model.cuda.gemms.kinds import LAYERS, SPLITS, TOGETHER, WHOLE
+from rwkv_batch.model.cuda.gemms.kinds import HEAD, LAYERS, SPLITS, TOGETHER, WHOLE
 from rwkv_batch.model.cuda.gemms.low_rank import small_gemm
 from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots, StepAdapters
 from rwkv_batch.model.cuda.steps.graphs import graph_bytes, prefills_held
-from rwkv_batch.model.cuda.steps.late import Tuner
-from rwkv_batch.model.cuda.steps.mixers import Mixers, NormMixInput, time_mix_input
+from rwkv_batch.model.cuda.steps.mixers import Mixers, decode_norms, prefill_norms, time_mix_input
 from rwkv_batch.model.cuda.steps.row import RowStep
 from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.description import DEEP_RANK
@@ -26,8 +26,8 @@ from rwkv_batch.ops.cuda.abi import (
     ReadoutInput,
     TimeMixInput,
 )
-from rwkv_batch.ops.cuda.binding import Addend
-from rwkv_batch.ops.cuda.buffers import MIXED, Buffers
+from rwkv_batch.ops.cuda.binding import Addend, NormMix
+from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
 from rwkv_batch.ops.cuda.inputs.packing import DeviceRows, most_chunks
 from rwkv_batch.ops.cuda.special import blaslt
@@ -53,11 +53,12 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         super().__init__(checkpoint, device, architecture, invariant, few_rows)
         with torch.cuda.device(self.device):
             self.row = RowStep.for_model(self.kernels, self.weights)
-            fits_row = self.row is not None
-            self.gemms = Gemms(self.kernels, self.weights, blaslt.for_device(self.device), fits_row)
+            lt = blaslt.for_device(self.device)
+            self.gemms = Gemms(self.kernels, self.weights, lt, fits_row=self.row is not None)
             # Which blocks of the WKV step divide among themselves.
             self._work = torch.zeros(1, device=self.device, dtype=torch.int32)
             self.autotuner = Autotuner.from_cache(self.gemms, self.device, self._timed_step)
+        self.tuner = None if invariant else self.autotuner
 
     def step_bytes(self, rows: int, prefill_tokens: int, adapters: int = 0, most_rank: int = 0) -> int:
         most = prefill_tokens + rows
@@ -69,15 +70,11 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         scratch += more * (2 if adapters else 1)
         return super().step_bytes(rows, prefill_tokens, adapters, most_rank) + scratch
 
-    @property
-    def tuner(self) -> Tuner | None:
-        return None if self.kernels.invariant else self.autotuner
-
     def methods(self, tokens: int) -> dict[str, str]:
         return self.gemms.invariant_methods() if self.kernels.invariant else self.autotuner.methods(tokens)
 
-    def _pack_weights(self) -> CudaWeights:
-        return pack_weights(self.checkpoint, self.device, self.kernels.architecture, self._few_rows)
+    def _pack_weights(self, few_rows: bool) -> CudaWeights:
+        return pack_weights(self.checkpoint, self.device, self.kernels.architecture, few_rows)
 
     def _decode_layers(
         self,
@@ -107,12 +104,6 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         most_chunks = max((pieces.chunks for pieces in rows.pieces), default=0)
         items = b.scratch("items", most_chunks * heads * self.kernels.chunk_bytes)
 
-        def norm_mix(inputs: NormMixInput) -> None:
-            added, norm, shift, mixes, out, _, coded = inputs
-            # The first norm of a layer has all mixes.
-            x, to = (b.x, b.x_between) if len(mixes) == MIXED else (b.x_between, b.x)
-            self.kernels.norm_mix_prefill(x, to, added, *norm, rows.rows, shift, mixes, out, coded)
-
         def wkv(inputs: TimeMixInput, readout: ReadoutInput | None) -> None:
             if self.kernels.invariant:
                 assert fp32 and readout is None
@@ -124,21 +115,17 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
                 self.kernels.wkv_prefill(inputs, pieces, items, fp32, readout)
 
         whole = methods | dict.fromkeys(SPLITS, WHOLE)  # `b` has no room for more
-        mixers, of_rows = Mixers(norm_mix, wkv), StepAdapters(adapters, b)
+        mixers, of_rows = Mixers(prefill_norms(self.kernels, b, rows.rows), wkv), StepAdapters(adapters, b)
         return self._run_layers(self.weights.layers, tokens, states, b, mixers, whole, of_rows)
 
     def _head(self, x: Tensor, logits: Tensor, methods: dict[str, str]) -> None:
-        self.gemms.head(x, logits, methods["head"])
+        self.gemms.find(HEAD, methods[HEAD]).run(calls.head(self.weights.head, x, logits))
 
     def _decode_mixers(self, b: Buffers, slots: Tensor, states: CudaStates) -> Mixers:
-        def norm_mix(inputs: NormMixInput) -> None:
-            added, norm, shift, mixes, out, next_at_once, coded = inputs
-            self.kernels.norm_mix_decode(b.x, added, *norm, slots, shift, mixes, out, next_at_once, coded)
-
         def wkv(inputs: TimeMixInput, readout: ReadoutInput | None) -> None:
             self.kernels.wkv_decode(inputs, slots, states.wkv.dtype == torch.float32, readout=readout)
 
-        return Mixers(norm_mix, wkv)
+        return Mixers(decode_norms(self.kernels, b, slots), wkv)
 
     def _timed_step(self, rows: int) -> Callable[[dict[str, str]], object]:
         """Launches the first layers and the head over random tokens, to be timed with given methods.
@@ -148,7 +135,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         """
         layers, width = self.weights.layers[:TIMED_LAYERS], self.weights.embedding.shape[1]
         slots = min(rows, SPARSE_ROWS[-1])
-        states = CudaStates(self.kernels, slots, len(layers), width, torch.float16, self.device)
+        states = CudaStates(self.kernels, slots, len(layers), width, torch.float16)
         tokens = torch.randint(self.weights.vocab, (rows,), device=self.device, dtype=torch.int32)
         numbers = torch.arange(rows, device=self.device, dtype=torch.int32)
         b = Buffers(self._buffer_shape, rows, {})
@@ -183,16 +170,16 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         added = Addend(tokens=tokens, table=self.weights.embedding)
         for index, layer in enumerate(layers):
             shift, early = states.shift[:, index], gemms.in_early
-            inputs = NormMixInput(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed, early, gemms.in_fp8)
-            mixers.norm_mix(inputs)
+            mix = NormMix(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed, early, gemms.in_fp8)
+            mixers.norm_mix(mix)
             rkv = b.rkv if index else b.rkv0
             gemms.time_mix_in(layer, index, rkv)
             pending = None if states.feed.pending is None else states.feed.pending[:, index]
             time_mix = time_mix_input(layer, b, rkv, states.wkv[:, index], pending, self._work)
             mixers.wkv(time_mix, adapters.readout(index))
             added, early = gemms.output(layer, index), gemms.key_early
-            inputs = NormMixInput(added, layer.norm2, shift[:, 1], layer.x_k, b.mixed, early, gemms.key_fp8)
-            mixers.norm_mix(inputs)
+            mix = NormMix(added, layer.norm2, shift[:, 1], layer.x_k, b.mixed, early, gemms.key_fp8)
+            mixers.norm_mix(mix)
             gemms.key(layer, index)
             if layer.deep_embed:
                 self._deep_embed(layer.deep_embed, tokens, b)

@@ -42,6 +42,18 @@ class CpuRows:
         return cls(torch.tensor(lengths).cumsum(0), torch.tensor(slots))
 
 
+@dataclass(frozen=True)
+class PackedMatrix:
+    """The weights `[outputs, inputs]` and the bias of a product, as products.py packs them."""
+
+    kind: str  # of the weights: "fp32", "fp16", "int8", "fp8", "int4" or "nf4"
+    weights: Tensor
+    scales: tuple[Tensor, ...]  # of int8, with 128 times the sums of its rows, and of fp8; else none
+    bias: Tensor  # [panels * 64]
+    outputs: int
+    group: int | None = None  # inputs that have a scale together, of 4 bits
+
+
 class CpuKernels:
     """The functions of a built library. Each uses as many threads as torch does."""
 
@@ -56,29 +68,20 @@ class CpuKernels:
         self.int8_group: int = library.int8_group()
         self.int4_inputs: int = library.int4_inputs()
 
-    def product(
-        self,
-        kind: str,
-        x: Tensor,
-        weights: Tensor,
-        scales: Sequence[Tensor],
-        bias: Tensor,
-        outputs: int,
-        squared: bool,
-        group: int | None = None,
-    ) -> Tensor:
-        """`x W^T + bias` for x `[rows, inputs]`: `[rows, outputs]`.
-
-        weights: packed, as products.py does it. kind: their format, as of PackedLinear. scales: of int8, with
-        the sums, and of fp8. group: inputs that have a scale together, of 4 bits. bias: `[panels * 64]`.
-        squared: y becomes max(0, y)^2.
-        """
+    def product(self, x: Tensor, matrix: PackedMatrix, squared: bool) -> Tensor:
+        """`x W^T + bias` for x `[rows, inputs]`: `[rows, outputs]`. squared: y becomes max(0, y)^2."""
         x = x.contiguous()
         rows, inputs = x.shape
-        y = torch.empty(rows, outputs)
-        pointers = (tensor.data_ptr() for tensor in (x, weights, *scales, bias, y))
-        sizes = (rows, inputs, outputs) if group is None else (rows, inputs, outputs, group)
-        getattr(self._library, f"product_{kind}")(*pointers, *sizes, int(squared), torch.get_num_threads())
+        y = torch.empty(rows, matrix.outputs)
+        getattr(self._library, f"product_{matrix.kind}")(
+            *(tensor.data_ptr() for tensor in (x, matrix.weights, *matrix.scales, matrix.bias, y)),
+            rows,
+            inputs,
+            matrix.outputs,
+            *(() if matrix.group is None else (matrix.group,)),
+            int(squared),
+            torch.get_num_threads(),
+        )
         return y
 
     def mix(

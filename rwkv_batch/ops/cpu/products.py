@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rwkv_batch.ops.cpu.binding import CpuKernels
+from rwkv_batch.ops.cpu.binding import CpuKernels, PackedMatrix
 
 PANEL = 64  # outputs that lie together
 SUMMED_AT_ONCE = 1024  # outputs: torch makes a copy of them in 32 bits
@@ -21,31 +21,21 @@ class PackedLinear:
     """`x -> x @ weight.T + bias` for fp32 rows x `[rows, inputs]`."""
 
     kernels: CpuKernels
-    kind: str  # of the weights: "fp32", "fp16", "int8", "fp8", "int4" or "nf4"
-    weights: Tensor  # packed
-    scales: tuple[Tensor, ...]  # of int8, with 128 times the sums of its rows, and of fp8; else none
-    bias: Tensor  # [panels * PANEL]
-    outputs: int
-    group: int | None = None  # inputs that have a scale together, of 4 bits
+    matrix: PackedMatrix
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x, squared=False)
+        return self.kernels.product(x, self.matrix, squared=False)
 
     def squared(self, x: Tensor) -> Tensor:
         """The squares of the product's positive numbers, and zeros."""
-        return self._product(x, squared=True)
-
-    def _product(self, x: Tensor, squared: bool) -> Tensor:
-        return self.kernels.product(
-            self.kind, x, self.weights, self.scales, self.bias, self.outputs, squared, self.group
-        )
+        return self.kernels.product(x, self.matrix, squared=True)
 
 
 def packed_linear(kernels: CpuKernels, weight: Tensor, bias: Tensor | None) -> PackedLinear:
     """The product with a weight `[outputs, inputs]`, fp32 or fp16, and a bias `[outputs]`."""
     kind = "fp16" if weight.dtype == torch.float16 else "fp32"
     outputs = len(weight)
-    return PackedLinear(kernels, kind, pack(weight), (), _filled(bias, outputs), outputs)
+    return PackedLinear(kernels, PackedMatrix(kind, pack(weight), (), _filled(bias, outputs), outputs))
 
 
 def int8_linear(
@@ -65,7 +55,7 @@ def int8_linear(
     sums = torch.cat([rows.sum(1, dtype=torch.int32) for rows in values.split(SUMMED_AT_ONCE)])
     totals = _filled(sums * 128, outputs, torch.int32)
     packed, both = pack(values, kernels.int8_group), (_filled(scales, outputs), totals)
-    return PackedLinear(kernels, "int8", packed, both, _filled(bias, outputs), outputs)
+    return PackedLinear(kernels, PackedMatrix("int8", packed, both, _filled(bias, outputs), outputs))
 
 
 def fp8_linear(
@@ -77,7 +67,7 @@ def fp8_linear(
     """
     outputs = len(values)
     packed, own = pack(values.view(torch.uint8)), (_filled(scales, outputs),)
-    return PackedLinear(kernels, "fp8", packed, own, _filled(bias, outputs), outputs)
+    return PackedLinear(kernels, PackedMatrix("fp8", packed, own, _filled(bias, outputs), outputs))
 
 
 def int4_linear(
@@ -95,7 +85,8 @@ def int4_linear(
     processor multiplies bytes (product_groups.cpp).
     """
     packed = _pack_groups(codes, scales, minimums, group, kernels.int4_inputs)
-    return PackedLinear(kernels, "int4", packed, (), _filled(bias, len(codes)), len(codes), group)
+    outputs = len(codes)
+    return PackedLinear(kernels, PackedMatrix("int4", packed, (), _filled(bias, outputs), outputs, group))
 
 
 def nf4_linear(
@@ -103,7 +94,8 @@ def nf4_linear(
 ) -> PackedLinear:
     """Multiply by `scales * NF4[codes]`; x is used as it is."""
     packed = _pack_groups(codes, scales, torch.zeros_like(scales), group, 1)
-    return PackedLinear(kernels, "nf4", packed, (), _filled(bias, len(codes)), len(codes), group)
+    outputs = len(codes)
+    return PackedLinear(kernels, PackedMatrix("nf4", packed, (), _filled(bias, outputs), outputs, group))
 
 
 def _pack_groups(codes: Tensor, scales: Tensor, minimums: Tensor, group: int, together: int) -> Tensor:

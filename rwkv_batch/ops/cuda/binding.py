@@ -7,6 +7,7 @@ Every tensor is contiguous, on the current device and fp16, except the residual 
 from ctypes import byref, c_int, c_void_p
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,6 +62,25 @@ class Addend:
     table: Tensor | None = None  # [vocabulary, C]
 
 
+class NormMix(NamedTuple):
+    """A norm of the residual stream, with the token shift and the mixes after it.
+
+    next_at_once: of few rows, the kernel launched next may start while the one before this still runs; until
+    it waits for its inputs, it may read only what neither of them writes. coded: where the first mixes go as
+    `quantize_rows` would make them fp8: 3 of 6, of which the first two do not go to out then, or 1 of 1,
+    which does not. Needs `has_tile`; nothing has partial sums then, C is a multiple of 64, and sums are those
+    of 64 rows or more.
+    """
+
+    added: Addend  # to the stream first
+    norm: tuple[Tensor, Tensor]  # weight and bias [C]
+    shift: Tensor  # of all slots, [slots, C], any stride
+    mixes: Tensor  # [N, C], N 1, 3 or 6
+    out: Tensor  # [N, T, C]
+    next_at_once: bool = False
+    coded: CodedRows | None = None
+
+
 class Kernels(GemmKernels):
     """Own kernels for one GPU. Raises build.BuildError if they cannot be built or loaded."""
 
@@ -72,7 +92,7 @@ class Kernels(GemmKernels):
         invariant: whether what norms and small GEMMs give for a row is to be the same, bit for bit, for
         any number of rows.
         """
-        self.invariant = invariant
+        self.device, self.invariant = device, invariant
         self.architecture = architecture or build.architecture(device)
         self.library = build.load(self.architecture)
         self._call = partial(launch, self.library)
@@ -96,51 +116,31 @@ class Kernels(GemmKernels):
         inputs = _norm_input(x, added, weight, bias, gather)
         self._call("rwkv_norm", byref(inputs), len(out), self._columns(x), out.data_ptr())
 
-    def norm_mix_decode(
-        self,
-        x: Tensor,
-        added: Addend,
-        weight: Tensor,
-        bias: Tensor,
-        slots: Tensor,
-        shift: Tensor,
-        mixes: Tensor,
-        out: Tensor,
-        next_at_once: bool = False,
-        coded: CodedRows | None = None,
-    ) -> None:
-        """Add, norm, token shift and mix of rows of one token each.
+    def norm_mix_decode(self, x: Tensor, mix: NormMix, slots: Tensor) -> None:
+        """Add, norm, token shift and mix of rows of one token each. A negative slot is padding."""
+        self._call(
+            "rwkv_norm_mix_decode",
+            byref(_norm_input(x, mix.added, *mix.norm)),
+            len(x),
+            slots.data_ptr(),
+            *_mix_arguments(mix),
+            int(mix.next_at_once),
+        )
 
-        shift `[slots, C]`, any stride; mixes `[N, C]`, N 1, 3 or 6; out `[N, T, C]`. A negative slot is
-        padding. next_at_once: of few rows, the kernel launched next may start while the one before this still
-        runs; until it waits for its inputs, it may read only what neither of them writes. coded: where the
-        first mixes go as `quantize_rows` would make them fp8: 3 of 6, of which the first two do not go to out
-        then, or 1 of 1, which does not. Needs `has_tile`; nothing has partial sums then, C is a multiple of
-        64, and sums are those of 64 rows or more.
-        """
-        inputs, mix = _norm_input(x, added, weight, bias), _mix_arguments(shift, mixes, out, coded)
-        self._call("rwkv_norm_mix_decode", byref(inputs), len(x), slots.data_ptr(), *mix, int(next_at_once))
-
-    def norm_mix_prefill(
-        self,
-        x: Tensor,
-        to: Tensor,
-        added: Addend,
-        weight: Tensor,
-        bias: Tensor,
-        rows: RowBounds,
-        shift: Tensor,
-        mixes: Tensor,
-        out: Tensor,
-        coded: CodedRows | None = None,
-    ) -> None:
-        """Norm and token shift of packed rows; see `norm_mix_decode`.
+    def norm_mix_prefill(self, x: Tensor, to: Tensor, mix: NormMix, rows: RowBounds) -> None:
+        """As `norm_mix_decode` for packed rows; `next_at_once` changes nothing.
 
         The residual stream goes from x to `to`, both `[T, C]`.
         """
-        inputs, mix = _norm_input(x, added, weight, bias), _mix_arguments(shift, mixes, out, coded)
-        counts = (len(x), self._columns(x))
-        self._call("rwkv_norm_mix_prefill", byref(inputs), to.data_ptr(), *counts, byref(rows.input), *mix)
+        self._call(
+            "rwkv_norm_mix_prefill",
+            byref(_norm_input(x, mix.added, *mix.norm)),
+            to.data_ptr(),
+            len(x),
+            self._columns(x),
+            byref(rows.input),
+            *_mix_arguments(mix),
+        )
 
     def adapter_shrink(
         self, inputs: AdapterInput, parts: int, tiles: int, prefetch: Tensor | None = None
@@ -162,8 +162,8 @@ class Kernels(GemmKernels):
         counted: Tensor | None,
     ) -> None:
         """Before a step: tokens and slots `fed` from those `given`; see feed.Feed.resolve."""
-        arrays = (*(tensor.data_ptr() for tensor in (*given, *fed, records)), pointer(lag))
-        self._call("rwkv_resolve_drawn", *arrays, single, pointer(counted), len(given[0]))
+        places = map(pointer, (*given, *fed, records, lag))
+        self._call("rwkv_resolve_drawn", *places, single, pointer(counted), len(given[0]))
 
     def record_drawn(self, ids: Tensor, slots: Tensor, records: Tensor) -> None:
         """After sampling: record ids `[n]` of the sequences in slots `[n]`, negative for none."""
@@ -181,8 +181,15 @@ class Kernels(GemmKernels):
 
         fp32: how states are stored, else fp16. readout: by what the output of some rows is scaled.
         """
-        rows = (len(slots), pointer(counted), slots.data_ptr())
-        self._call("rwkv_wkv_decode", byref(inputs), *rows, int(fp32), readout and byref(readout))
+        self._call(
+            "rwkv_wkv_decode",
+            byref(inputs),
+            len(slots),
+            pointer(counted),
+            slots.data_ptr(),
+            int(fp32),
+            readout and byref(readout),
+        )
 
     def wkv_flush(
         self, slots: int, counted: int | None, most: int, records: Tensor, states: Tensor, deferred: Tensor
@@ -192,9 +199,18 @@ class Kernels(GemmKernels):
         slots: address of `most` int32, or of as many as the int32 at address `counted` says. For `records`
         and `deferred` see feed.Feed.
         """
-        stored = (states.data_ptr(), states.stride(0), deferred.data_ptr(), deferred.stride(0))
-        heads = states.shape[1] * states.shape[2]
-        self._call("rwkv_wkv_flush", slots, counted, most, records.data_ptr(), *stored, heads)
+        self._call(
+            "rwkv_wkv_flush",
+            slots,
+            counted,
+            most,
+            records.data_ptr(),
+            states.data_ptr(),
+            states.stride(0),
+            deferred.data_ptr(),
+            deferred.stride(0),
+            states.shape[1] * states.shape[2],
+        )
 
     def wkv_prefill(
         self,
@@ -208,8 +224,16 @@ class Kernels(GemmKernels):
 
         readout: as of `wkv_decode`.
         """
-        counts = (rows.chunks, rows.rows, scratch.data_ptr(), int(fp32))
-        self._call("rwkv_wkv_prefill", byref(inputs), byref(rows.input), *counts, readout and byref(readout))
+        self._call(
+            "rwkv_wkv_prefill",
+            byref(inputs),
+            byref(rows.input),
+            rows.chunks,
+            rows.rows,
+            scratch.data_ptr(),
+            int(fp32),
+            readout and byref(readout),
+        )
 
     def wkv_sequence(self, inputs: TimeMixInput, tokens: int, rows: RowBounds) -> None:
         """The time mix of packed rows of any number of tokens, one after the other; states are fp32.
@@ -223,9 +247,9 @@ class Kernels(GemmKernels):
         self._call("rwkv_wkv6", byref(inputs), tokens, tokens, slots.data_ptr(), None, int(fp32))
 
     def wkv6_packed(self, inputs: Wkv6Input, tokens: int, rows: RowBounds, fp32: bool) -> None:
-        """The recurrence of RWKV-6 over packed rows of any number of tokens; see `wkv6`."""
-        arguments = (len(rows.slots), rows.slots.data_ptr(), byref(rows.input), int(fp32))
-        self._call("rwkv_wkv6", byref(inputs), tokens, *arguments)
+        """As `wkv6` for packed rows, of any number of tokens each."""
+        count, slots = len(rows.slots), rows.slots.data_ptr()
+        self._call("rwkv_wkv6", byref(inputs), tokens, count, slots, byref(rows.input), int(fp32))
 
     def shift_mix(self, amounts: Tensor, x: Tensor, before: Tensor, offsets: Tensor) -> None:
         """`x + (before - x) (offset + amount)` in place of amounts `[N, T, C]`.
@@ -258,11 +282,21 @@ def _norm_input(
     x: Tensor, added: Addend, weight: Tensor, bias: Tensor, gather: Tensor | None = None
 ) -> NormInput:
     count, rows = (0, 0) if added.partials is None else added.partials.shape[:2]
-    lookup = (pointer(added.tokens), pointer(added.table), pointer(gather))
-    sources = (x.data_ptr(), pointer(added.y), pointer(added.partials), count, rows)
-    return NormInput(*sources, *lookup, weight.data_ptr(), bias.data_ptr(), x.shape[1])
+    return NormInput(
+        x.data_ptr(),
+        pointer(added.y),
+        pointer(added.partials),
+        count,
+        rows,
+        pointer(added.tokens),
+        pointer(added.table),
+        pointer(gather),
+        weight.data_ptr(),
+        bias.data_ptr(),
+        x.shape[1],
+    )
 
 
-def _mix_arguments(shift: Tensor, mixes: Tensor, out: Tensor, to: CodedRows | None) -> tuple[int | None, ...]:
-    places = (pointer(part) for part in to or (None, None))
-    return shift.data_ptr(), shift.stride(0), mixes.data_ptr(), len(mixes), out.data_ptr(), *places
+def _mix_arguments(mix: NormMix) -> tuple[int | None, ...]:
+    shift, mixes, places = mix.shift, mix.mixes, map(pointer, mix.coded or (None, None))
+    return shift.data_ptr(), shift.stride(0), mixes.data_ptr(), len(mixes), mix.out.data_ptr(), *places

@@ -27,6 +27,8 @@ class BufferShape:
 class StepBuffers:
     """The buffers of a step over `tokens` tokens; they overlap those of other steps in the same arena."""
 
+    x_between: Tensor  # the stream between the two norms of a prefill's layer, fp32 [tokens, C]
+
     def __init__(
         self, shape: BufferShape, tokens: int, arena: dict[str, Tensor], packed: bool = False
     ) -> None:

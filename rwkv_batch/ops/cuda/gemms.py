@@ -5,6 +5,7 @@ Tensors are as those of `binding`.
 
 from collections.abc import Callable, Sequence
 from ctypes import CDLL, Array, byref, c_void_p
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,32 @@ SPARSE_ROWS = (1, 2, 4, 8)  # batches that gemm_sparse takes
 
 Part = tuple[Tensor, Tensor, Tensor, int]  # w [N, K], x [M, K], y [M, N], activation
 CodedRows = tuple[Tensor, Tensor]  # codes [N, M, K] and scales [N, M], in the form of `quantize_rows`
+GROUPS = {"int4": 64, "int4-128": 128}  # inputs that have a scale together
+
+
+class Codes(NamedTuple):
+    """Up to three w `[N, K]` of one shape as codes of one format, in the order that its kernel reads.
+
+    codes: of int8, to each of which 128 is added (`orders.tiles_of_8_bits`, with `columns` `[K, N]` by
+    `orders.paired_columns`); of fp8 bytes of e4m3 (`orders.ordered_codes`), none of them NaN; of int4 by
+    groups (`orders.tiles_of_4_bits`); or blocks of any format. scales: `[N]` in fp32, None where they are
+    with the codes.
+    """
+
+    codes: Sequence[Tensor]
+    scales: Sequence[Tensor | None]
+    format: str
+    columns: bool = False
+
+    @property
+    def group(self) -> int | None:
+        """Inputs that have a scale together, with 4 bits in tiles."""
+        return GROUPS.get(self.format)
+
+    @property
+    def pointers(self) -> list[Array[c_void_p]]:
+        """Of the codes, and of scales that are not with them."""
+        return [pointers_of(self.codes)] + ([] if self.group else [pointers_of(self.scales)])
 
 
 class GemmKernels:
@@ -79,13 +106,14 @@ class GemmKernels:
         multiple of 16.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
-        arguments = [*(pointers_of(group) for group in (ws, xs, ys)), len(ws), m, n, k]
-        arguments += [int(transposed), int(activation == RELU_SQUARE)]
+        pointers, square = map(pointers_of, (ws, xs, ys)), int(activation == RELU_SQUARE)
+        count, turned = len(ws), int(transposed)
         if many:
-            shape = many_shape(len(ws), n, m, beside=[len(part[0]) for part in beside])
-            self._call("rwkv_gemm_many", *arguments, byref(shape), *_beside(beside))
+            shape, small = many_shape(count, n, m, beside=[len(part[0]) for part in beside]), _beside(beside)
+            self._call("rwkv_gemm_many", *pointers, count, m, n, k, turned, square, byref(shape), *small)
         else:
-            self._call("rwkv_gemm_tile", *arguments, byref(tile_shape(len(ws), n, k, m, transposed)))
+            shape = tile_shape(count, n, k, m, transposed)
+            self._call("rwkv_gemm_tile", *pointers, count, m, n, k, turned, square, byref(shape))
 
     def gemm_many_split(self, w: Tensor, x: Tensor, sums: Tensor, transposed: bool = False) -> None:
         """Sums over parts of K: sums `[P, M, N]` in fp32, whose sum over P is x w^T; needs `has_tile`.
@@ -97,105 +125,90 @@ class GemmKernels:
         shape = many_shape_split(n, m, parts)
         self._call("rwkv_gemm_many", *pointers, 1, m, n, k, int(transposed), 0, byref(shape), None, 0)
 
-    def gemm_tile8(
+    def gemm_tile_codes(
         self,
-        ws: Sequence[Tensor],
-        scales: Sequence[Tensor],
+        ws: Codes,
         xs: Sequence[Tensor],
         ys: Sequence[Tensor],
-        fp8: bool,
         activation: int = IDENTITY,
         prefetch: Tensor | None = None,
-        columns: bool = False,
         beside: Sequence[Part] = (),
         partial_sums: bool = False,
     ) -> None:
-        """GEMMs with weights of 8 bits, and scales `[N]` in fp32; see `gemm_tile`.
+        """As `gemm_tile` with codes of 8 or 4 bits.
 
-        fp8: `[N, K]` bytes of e4m3 (`orders.ordered_codes`), none of them NaN; else int8, to each of which
-        128 is added (`orders.tiles_of_8_bits`). prefetch: weights that the next kernel reads. columns: int8
-        is stored as `[K, N]` (`orders.paired_columns`). beside:
-        GEMMs as of `gemm_stream`, with small w, in the same launch, for M up to TILE_FEW_ROWS.
-        partial_sums: y of the only GEMM is `[P, M, N]` in fp32 (P: `tile.partial_sums`), whose sum over P is
-        the product; M is at most MOST_OF_ONE_GROUP.
+        prefetch: weights that the next kernel reads. beside: GEMMs as of `gemm_stream`, with small w, in the
+        same launch, for M up to TILE_FEW_ROWS. partial_sums: y of the only GEMM is `[P, M, N]` in fp32 (P:
+        `tile.partial_sums`), whose sum over P is the product; M is at most MOST_OF_ONE_GROUP.
         """
         m, n, k = len(xs[0]), ys[0].shape[-1], xs[0].shape[1]
-        pointers = [pointers_of(group) for group in (ws, scales, xs, ys)]
-        sizes = (len(ws), m, n, k, int(fp8), int(columns), int(activation == RELU_SQUARE))
-        shape = tile_shape_coded(len(ws), n, k, m, 8, self.invariant, partial_sums)
+        group, square = ws.group, int(activation == RELU_SQUARE)
+        shape = tile_shape_coded(len(xs), n, k, m, 4 if group else 8, self.invariant, partial_sums)
+        form = [group] if group else [int(ws.format == "fp8"), int(ws.columns)]
         self._call(
-            "rwkv_gemm_tile8", *pointers, *sizes, byref(shape), *_beside(beside), *prefetched(prefetch)
-        )
-
-    def gemm_tile4(
-        self,
-        ws: Sequence[Tensor],
-        xs: Sequence[Tensor],
-        ys: Sequence[Tensor],
-        group: int,
-        activation: int = IDENTITY,
-        prefetch: Tensor | None = None,
-        beside: Sequence[Part] = (),
-        partial_sums: bool = False,
-    ) -> None:
-        """GEMMs with 4 bits in groups of 64 or 128 (`orders.tiles_of_4_bits`); see `gemm_tile8`."""
-        m, n, k = len(xs[0]), ys[0].shape[-1], xs[0].shape[1]
-        pointers = [pointers_of(tensors) for tensors in (ws, xs, ys)]
-        sizes = (len(ws), m, n, k, group, int(activation == RELU_SQUARE))
-        shape = tile_shape_coded(len(ws), n, k, m, 4, self.invariant, partial_sums)
-        self._call(
-            "rwkv_gemm_tile4", *pointers, *sizes, byref(shape), *_beside(beside), *prefetched(prefetch)
+            f"rwkv_gemm_tile{4 if group else 8}",
+            *ws.pointers,
+            pointers_of(xs),
+            pointers_of(ys),
+            len(xs),
+            m,
+            n,
+            k,
+            *form,
+            square,
+            byref(shape),
+            *_beside(beside),
+            *prefetched(prefetch),
         )
 
     def gemm_many_codes(
-        self,
-        ws: Sequence[Tensor],
-        scales: Sequence[Tensor],
-        xs: Sequence[Tensor],
-        ys: Sequence[Tensor],
-        activation: int = IDENTITY,
-        columns: bool = False,
-        group: int | None = None,
+        self, ws: Codes, xs: Sequence[Tensor], ys: Sequence[Tensor], activation: int = IDENTITY
     ) -> None:
-        """GEMMs with int8, or with a group int4, for hundreds of rows; see `gemm_tile8` and `gemm_tile4`."""
+        """As `gemm_tile_codes` for hundreds of rows; not of fp8."""
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
-        shape, square = many_shape(len(ws), n, m, codes=True), int(activation == RELU_SQUARE)
-        if group is None:
-            pointers, sizes = map(pointers_of, (ws, scales, xs, ys)), (len(ws), m, n, k, int(columns), square)
-            self._call("rwkv_gemm_many8", *pointers, *sizes, byref(shape))
-        else:
-            pointers = map(pointers_of, (ws, xs, ys))
-            self._call("rwkv_gemm_many4", *pointers, len(ws), m, n, k, group, square, byref(shape))
+        group, square = ws.group, int(activation == RELU_SQUARE)
+        shape = many_shape(len(xs), n, m, codes=True)
+        self._call(
+            f"rwkv_gemm_many{4 if group else 8}",
+            *ws.pointers,
+            pointers_of(xs),
+            pointers_of(ys),
+            len(xs),
+            m,
+            n,
+            k,
+            group or int(ws.columns),
+            square,
+            byref(shape),
+        )
 
     def quantize_rows(self, x: Tensor, codes: Tensor, scales: Tensor, square: bool = False) -> None:
         """Rows of x `[M, K]` as fp8 codes `[M, K]` in the order of `orders.ordered_codes`, and scales `[M]`.
 
         square: of relu(x)^2. Needs `has_tile`; K is a multiple of 64.
         """
-        pointers = (x.data_ptr(), codes.data_ptr(), scales.data_ptr())
-        self._call("rwkv_quantize_rows", *pointers, *x.shape, int(square))
+        places = map(Tensor.data_ptr, (x, codes, scales))
+        self._call("rwkv_quantize_rows", *places, *x.shape, int(square))
 
     def gemm_tile_fp8(
         self,
-        ws: Sequence[Tensor],
-        scales: Sequence[Tensor],
+        ws: Codes,
         xs: Sequence[Tensor],
         x_scales: Sequence[Tensor],
         ys: Sequence[Tensor],
         activation: int = IDENTITY,
         most_rows: int = 256,
     ) -> None:
-        """GEMMs with fp8 on both sides: x `[M, K]` codes in the order of w, scales `[M]`; see `gemm_tile8`.
+        """As `gemm_tile_codes` with fp8 on both sides: x `[M, K]` codes in the same order, scales `[M]`.
 
         K is a multiple of 128. most_rows: of x in a tile. Hundreds of rows have a kernel of their own.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
-        pointers = [pointers_of(group) for group in (ws, scales, xs, x_scales, ys)]
-        many, square = m > X_ROWS[-1], activation == RELU_SQUARE
-        parts = len(ws)
+        pointers = map(pointers_of, (ws.codes, ws.scales, xs, x_scales, ys))
+        many, square, parts = m > X_ROWS[-1], int(activation == RELU_SQUARE), len(xs)
         shape = many_shape(parts, n, m, most_rows) if many else tile_shape_fp8(parts, n, k, m, most_rows)
         kernel = f"rwkv_gemm_{'many' if many else 'tile'}_fp8"
-        self._call(kernel, *pointers, len(ws), m, n, k, int(square), byref(shape))
+        self._call(kernel, *pointers, parts, m, n, k, square, byref(shape))
 
     def gemm_sparse(
         self, h: Tensor, w: Tensor, partials: Tensor, prefetch: Tensor | None = None, together: bool = False
@@ -205,9 +218,8 @@ class GemmKernels:
         M is one of SPARSE_ROWS. partials: room for `[SPARSE_SPLITS, M, N]`. Returns the ones whose sum is the
         product. together: they are one, which the kernel adds up; needs `has_lowrank`.
         """
-        pointers = (h.data_ptr(), w.data_ptr(), partials.data_ptr())
-        sizes = (len(h), *w.shape, int(together))
-        self._call("rwkv_gemm_sparse", *pointers, *sizes, *prefetched(prefetch))
+        places, rows = map(Tensor.data_ptr, (h, w, partials)), len(h)
+        self._call("rwkv_gemm_sparse", *places, rows, *w.shape, int(together), *prefetched(prefetch))
         return partials[: 1 if together else SPARSE_SPLITS]
 
     def sparse_fits(self, rows: int, k: int) -> bool:
@@ -223,10 +235,9 @@ class GemmKernels:
         prefetch: Tensor | None = None,
         together: bool = False,
     ) -> Tensor:
-        """A sparse GEMM with int8 (`orders.paired_columns`), scales `[N]` in fp32; see `gemm_sparse`."""
-        pointers = (tensor.data_ptr() for tensor in (h, w, scales, partials))
-        sizes = (len(h), *w.shape, int(together))
-        self._call("rwkv_gemm_sparse8", *pointers, *sizes, *prefetched(prefetch))
+        """As `gemm_sparse` with codes of int8 (`orders.paired_columns`), and scales `[N]` in fp32."""
+        places, rows = map(Tensor.data_ptr, (h, w, scales, partials)), len(h)
+        self._call("rwkv_gemm_sparse8", *places, rows, *w.shape, int(together), *prefetched(prefetch))
         return partials[: 1 if together else SPARSE_SPLITS]
 
     def sparse8_fits(self, rows: int, k: int) -> bool:

@@ -10,11 +10,9 @@ from functools import cached_property
 
 import torch
 
-from rwkv_batch.model.cuda.gemms.low_rank import inner_sides
 from rwkv_batch.model.cuda.gemms.method import GemmCall, Method, Product
 from rwkv_batch.model.cuda.gemms.tiled_codes import coded
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
-from rwkv_batch.ops.cuda.abi import RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.special.codes import CodeKernels, most_warp_rows
 
@@ -34,7 +32,7 @@ class BlockCodes(Method):
         return CodeKernels(self.kernels)
 
 
-class Codes(BlockCodes):
+class GemmCodes(BlockCodes):
     """By `gemm_codes`."""
 
     def __init__(self, kernels: Kernels, name: str) -> None:
@@ -44,29 +42,25 @@ class Codes(BlockCodes):
     def fits(self, product: Product, tokens: int) -> bool:
         return tokens <= CODES_TOKENS and self._warp_rows <= most_warp_rows(coded(product).format)
 
-    def run(self, call: GemmCall) -> None:
-        ws, activation = call.coded, call.activation
-        codes, scales, kind = [w.codes for w in ws], [w.scales for w in ws], ws[0].format
-        x_and_y = call.xs, call.ys
-        self.codes.gemm_codes(codes, scales, *x_and_y, kind, activation, self._warp_rows, call.ahead)
-        inner_sides(self.kernels, call.small)
+    def launch(self, call: GemmCall) -> None:
+        ahead = call.ahead
+        self.codes.gemm_codes(call.codes, call.xs, call.ys, call.activation, self._warp_rows, ahead)
 
 
 class Decoded(BlockCodes):
     """By fp16 and cuBLAS."""
 
-    def run(self, call: GemmCall) -> None:
+    leaves_square = True
+
+    def launch(self, call: GemmCall) -> None:
         for w, x, y in zip(call.coded, call.xs, call.ys, strict=True):
             assert isinstance(w, BlockMatrix)
             for part in w.decoded_parts():
                 place = w.decoded_place(part)
                 self.codes.decode_codes(w.codes_of(part), w.scales_of(part), place, w.format)
                 torch.mm(x, place.T, out=y[:, part])
-            if call.activation == RELU_SQUARE:
-                self.kernels.relu_square(y)
-        inner_sides(self.kernels, call.small)
 
 
 def methods(kernels: Kernels) -> list[Method]:
     """All of them, as in halves.py."""
-    return [*(Codes(kernels, name) for name in CODES), Decoded(kernels, DECODED)]
+    return [*(GemmCodes(kernels, name) for name in CODES), Decoded(kernels, DECODED)]

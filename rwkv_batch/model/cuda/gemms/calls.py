@@ -13,13 +13,15 @@ from rwkv_batch.ops.cuda.gemms import CodedRows
 ACTIVATIONS = {"tanh": TANH, "sigmoid": SIGMOID, "identity": IDENTITY}
 
 
-def time_mix_in(layer: CudaLayer, b: Buffers, rkv: Tensor, x_fp8: CodedRows | None = None) -> GemmCall:
-    """r, k, v, and the inner sides of the low-rank functions with their activations."""
+def time_mix_in(
+    layer: CudaLayer, b: Buffers, x_fp8: CodedRows | None = None, rkv: Tensor | None = None
+) -> GemmCall:
+    """r, k, v, and the inner sides of the low-rank functions with their activations. rkv: None: b.rkv."""
     low = [
         (w, b.mixed[MIXES.index(name)], b.low[name], ACTIVATIONS[LOW_RANKS[name]])
         for name, w in layer.low_in.items()
     ]
-    return GemmCall(layer.rkv, b.mixed[:3], rkv, b, small=low, x_fp8=x_fp8)
+    return GemmCall(layer.rkv, b.mixed[:3], b.rkv if rkv is None else rkv, b, small=low, x_fp8=x_fp8)
 
 
 def low_out(layer: CudaLayer, b: Buffers) -> GemmCall:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.cuda.gemms import block_codes, calls, halves, low_rank, tiled_codes
+from rwkv_batch.model.cuda.gemms import block_codes, calls, halves, tiled_codes
 from rwkv_batch.model.cuda.gemms.block_codes import CODES, DECODED
 from rwkv_batch.model.cuda.gemms.kinds import (
     BLAS,
@@ -62,7 +62,6 @@ class Gemms:
         self.kernels, self.weights, self._fits_row = kernels, weights, fits_row
         self.methods: list[Method] = [
             *halves.methods(kernels, lt),
-            *low_rank.methods(kernels),
             *tiled_codes.methods(kernels, lt),
             *block_codes.methods(kernels),
         ]
@@ -103,19 +102,13 @@ class Gemms:
             chosen[kind] = next(method for method in wanted if method in candidates)
         return chosen
 
-    def head(self, x: Tensor, logits: Tensor, name: str) -> None:
-        """Logits `[T, rows of the head]` of normed x `[T, C]`."""
-        self.find(HEAD, name).run(calls.head(self.weights.head, x, logits))
-
     def call(self, kind: str, layer: CudaLayer, b: Buffers) -> GemmCall:
         """The GEMM of a kind over what the buffers hold, to be timed."""
         if kind == HEAD:
             logits = torch.empty(len(b.x), len(self.weights.head), device=b.device, dtype=torch.float16)
             return calls.head(self.weights.head, b.normed, logits)
-        if kind == IN:
-            return calls.time_mix_in(layer, b, b.rkv)
-        make = {LOW_OUT: calls.low_out, OUT: calls.output, KEY: calls.key, VALUE: calls.value}
-        return make[kind.removesuffix("_split")](layer, b)
+        large = {IN: calls.time_mix_in, OUT: calls.output, KEY: calls.key, VALUE: calls.value}
+        return (large | {LOW_OUT: calls.low_out})[kind.removesuffix("_split")](layer, b)
 
     @property
     def format(self) -> str:
@@ -150,7 +143,7 @@ class StepGemms:
     def time_mix_in(self, layer: CudaLayer, index: int, rkv: Tensor) -> None:
         """r, k and v `[3, T, C]`, and the low-rank functions into the buffers."""
         self._adapters.shrink(index, "att.receptance", self._b.mixed[:3].unbind(), first_bytes(layer.rkv))
-        self._in.run(calls.time_mix_in(layer, self._b, rkv, self.in_fp8))
+        self._in.run(calls.time_mix_in(layer, self._b, self.in_fp8, rkv))
         self._low_out.run(calls.low_out(layer, self._b))
         self._adapters.expand(rkv.unbind())
 

@@ -8,10 +8,10 @@
   parts of K to the next norm
 - "lt0/2", "many/4"...: split-K into so many parts, by the first algorithm for it, or by the kernel of "many"
 - "blocks": cuBLAS, for a fixed number of rows at a time
-"""
 
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+The outer sides of the low-rank functions run by "stream16" (`gemm_stream`), "low" (`gemm_lowrank`) or "blas"
+(cuBLAS), as that is timed.
+"""
 
 import torch
 from torch import Tensor
@@ -22,8 +22,8 @@ from rwkv_batch.model.cuda.gemms.kinds import (
     HEAD,
     IN,
     KEY,
-    LARGE,
     LOW,
+    LOW_OUT,
     MANY,
     OUT,
     SPARSE,
@@ -33,13 +33,13 @@ from rwkv_batch.model.cuda.gemms.kinds import (
     VALUE,
     split_of,
 )
-from rwkv_batch.model.cuda.gemms.low_rank import by_torch, inner_sides
+from rwkv_batch.model.cuda.gemms.low_rank import by_torch, in_launch, inner_sides
 from rwkv_batch.model.cuda.gemms.method import GemmCall, Method, Product
 from rwkv_batch.ops.cuda import tile
-from rwkv_batch.ops.cuda.abi import RELU_SQUARE, SPARSE_SPLITS
+from rwkv_batch.ops.cuda.abi import SPARSE_SPLITS
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.buffers import MAX_SPLITS, SPLIT_TOKENS
-from rwkv_batch.ops.cuda.gemms import Part
+from rwkv_batch.ops.cuda.gemms import MAX_RESIDENT_K, RESIDENT
 from rwkv_batch.ops.cuda.special.blaslt import MAX_ALGORITHMS, BlasLt
 
 LT_TOKENS = 64  # tokens for which cuBLASLt's algorithms are candidates, at least
@@ -49,8 +49,6 @@ SPLIT_MULTIPLE = 64  # of which the K of a split is a multiple
 SPLIT_ALGORITHMS = 3
 BLOCK_ROWS = 64  # of `in_blocks`
 
-Small = Callable[[Sequence[Part]], None]  # runs small GEMMs
-
 
 class Stream(Method):
     """By `gemm_stream`."""
@@ -58,13 +56,13 @@ class Stream(Method):
     form = Tensor
 
     def __init__(self, kernels: Kernels, name: str, warp_rows: int) -> None:
-        super().__init__(kernels, name, (IN, OUT, KEY, HEAD))
+        super().__init__(kernels, name, (IN, OUT, KEY, HEAD), in_launch)
         self._warp_rows = warp_rows
 
     def fits(self, product: Product, tokens: int) -> bool:
         return tokens <= STREAMED_TOKENS
 
-    def run(self, call: GemmCall) -> None:
+    def launch(self, call: GemmCall) -> None:
         each = zip(call.halves, call.xs, call.ys, strict=True)
         large = [(w, x, y, call.activation) for w, x, y in each]
         self.kernels.gemm_stream([*large, *call.small], self._warp_rows, prefetch=call.prefetch)
@@ -73,70 +71,59 @@ class Stream(Method):
 class Tile(Method):
     """By `gemm_tile`."""
 
-    form, least_tokens = Tensor, 0
+    form, many, least_tokens = Tensor, False, 0
 
     def fits(self, product: Product, tokens: int) -> bool:
         return self.kernels.has_tile and tile.fits(*product.shape) and tokens >= self.least_tokens
 
-    def run(self, call: GemmCall) -> None:
-        self.kernels.gemm_tile(call.halves, call.xs, call.ys, call.activation, call.transposed)
-        inner_sides(self.kernels, call.small)
+    def launch(self, call: GemmCall) -> None:
+        self.kernels.gemm_tile(
+            call.halves,
+            call.xs,
+            call.ys,
+            call.activation,
+            call.transposed,
+            self.many,
+            self.beside(call),
+        )
 
 
 class Many(Tile):
     """By its kernel for many rows."""
 
-    least_tokens = TILE_TOKENS + 1
-
-    def run(self, call: GemmCall) -> None:
-        self.kernels.gemm_tile(call.halves, call.xs, call.ys, call.activation, call.transposed, many=True)
-        inner_sides(self.kernels, call.small)
+    many, least_tokens = True, TILE_TOKENS + 1
 
 
-class Beside(Tile):
+class Beside(Many):
     """By that kernel, with the small GEMMs in its launch."""
 
     least_tokens = LT_TOKENS + 1
-
-    def run(self, call: GemmCall) -> None:
-        self.kernels.gemm_tile(call.halves, call.xs, call.ys, many=True, beside=call.small)
 
 
 class Blas(Method):
     """By cuBLAS."""
 
-    form = Tensor
+    form, leaves_square = Tensor, True
 
-    def __init__(self, kernels: Kernels, name: str, kinds: Collection[str], small: Small) -> None:
-        super().__init__(kernels, name, kinds)
-        self._small = small
-
-    def run(self, call: GemmCall) -> None:
+    def launch(self, call: GemmCall) -> None:
         multiply = torch.bmm if call.x.dim() == 3 else torch.mm
         multiply(call.x, call.tensor if call.transposed else call.tensor.mT, out=call.y)
-        if call.activation == RELU_SQUARE:
-            self.kernels.relu_square(call.y)
-        self._small(call.small)
 
 
 class Lt(Method):
     """By an algorithm of cuBLASLt."""
 
-    form = Tensor
+    form, leaves_square = Tensor, True
 
     def __init__(self, kernels: Kernels, lt: BlasLt, number: int) -> None:
-        super().__init__(kernels, f"lt{number}")
+        super().__init__(kernels, f"lt{number}", small=inner_sides if kernels.has_lowrank else by_torch)
         self._lt, self._number = lt, number
-        self._small = partial(inner_sides, kernels) if kernels.has_lowrank else by_torch
 
     def fits(self, product: Product, tokens: int) -> bool:
         return tokens >= LT_TOKENS and self._number < self._lt.algorithm_count(product.of_tokens(tokens))
 
-    def run(self, call: GemmCall) -> None:
+    def launch(self, call: GemmCall) -> None:
         self._lt.run(call.tensor, call.x, call.y, self._number, call.transposed)
-        if call.activation == RELU_SQUARE:
-            self.kernels.relu_square(call.y)
-        self._small(call.small)
 
 
 class Sparse(Method):
@@ -148,7 +135,7 @@ class Sparse(Method):
         split = product.kind in SPLITS
         return self.kernels.sparse_fits(tokens, product.shape[1]) and (self.kernels.has_lowrank or not split)
 
-    def run(self, call: GemmCall) -> Tensor:
+    def launch(self, call: GemmCall) -> Tensor:
         together = self.kernels.has_lowrank and VALUE in self.kinds
         room = call.room.sparse_partials
         return self.kernels.gemm_sparse(call.x, call.tensor, room, call.prefetch, together)
@@ -171,7 +158,7 @@ class Split(Method):
             return self.kernels.has_tile and tile.fits(*product.shape) and tokens > LT_TOKENS
         return self._number < self._lt.algorithm_count(product.of_tokens(tokens, self._parts))
 
-    def run(self, call: GemmCall) -> Tensor:
+    def launch(self, call: GemmCall) -> Tensor:
         sums = call.room.split_partials[: self._parts]
         if self._lt is None:
             self.kernels.gemm_many_split(call.tensor, call.x, sums, call.transposed)
@@ -188,8 +175,34 @@ class InBlocks(Method):
     def fits(self, product: Product, tokens: int) -> bool:
         return self.kernels.invariant
 
-    def run(self, call: GemmCall) -> None:
+    def launch(self, call: GemmCall) -> None:
         in_blocks(call.x, call.tensor, call.y)
+
+
+class OuterSides(Method):
+    """The outer sides of low-rank functions by `gemm_stream`, with a prefetch, as they leave memory idle."""
+
+    form = Tensor
+
+    def launch(self, call: GemmCall) -> None:
+        self.kernels.gemm_stream(call.small, split_k=2, prefetch=call.prefetch)
+
+
+class ResidentOuterSides(OuterSides):
+    """By `gemm_lowrank`, with w in shared memory."""
+
+    def fits(self, product: Product, tokens: int) -> bool:
+        return self.kernels.has_lowrank and product.shape[1] <= MAX_RESIDENT_K
+
+    def launch(self, call: GemmCall) -> None:
+        self.kernels.gemm_lowrank(call.small, RESIDENT, call.ahead)
+
+
+class OuterSidesByTorch(OuterSides):
+    """By cuBLAS."""
+
+    def launch(self, call: GemmCall) -> None:
+        by_torch(self.kernels, call.small)
 
 
 def in_blocks(x: Tensor, w: Tensor, y: Tensor) -> None:
@@ -206,20 +219,23 @@ def in_blocks(x: Tensor, w: Tensor, y: Tensor) -> None:
 
 def methods(kernels: Kernels, lt: BlasLt | None) -> list[Method]:
     """All of them; of two as fast as each other the first is taken."""
-    low, splits = partial(inner_sides, kernels), (2, MAX_SPLITS)
     found: list[Method] = [
         Stream(kernels, STREAM, 16),
         Stream(kernels, "stream32", 32),
         Sparse(kernels, SPARSE, (VALUE,)),
-        Blas(kernels, "mixed", (IN,), lambda parts: kernels.gemm_stream(parts)),
-        *([Blas(kernels, LOW, (IN,), low)] if kernels.has_lowrank else []),
+        Blas(kernels, "mixed", (IN,), Kernels.gemm_stream),
+        *([Blas(kernels, LOW, (IN,))] if kernels.has_lowrank else []),
         Tile(kernels, TILE),
         Many(kernels, MANY),
-        Beside(kernels, BESIDE, (IN,)),
-        Blas(kernels, BLAS, LARGE, by_torch),
+        Beside(kernels, BESIDE, (IN,), in_launch),
+        Blas(kernels, BLAS, small=by_torch),
         InBlocks(kernels, "blocks", (VALUE,)),
         Sparse(kernels, f"{SPARSE}/{SPARSE_SPLITS}", (split_of(VALUE),)),
+        OuterSides(kernels, STREAM, (LOW_OUT,), in_launch),
+        ResidentOuterSides(kernels, LOW, (LOW_OUT,), in_launch),
+        OuterSidesByTorch(kernels, BLAS, (LOW_OUT,), in_launch),
     ]
+    splits = (2, MAX_SPLITS)
     if lt is not None:
         found += [Lt(kernels, lt, number) for number in range(MAX_ALGORITHMS)]
         found += [Split(kernels, parts, lt, number) for parts in splits for number in range(SPLIT_ALGORITHMS)]

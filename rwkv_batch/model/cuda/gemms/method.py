@@ -12,11 +12,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from rwkv_batch.model.cuda.gemms.kinds import LARGE
+from rwkv_batch.model.cuda.gemms.low_rank import Small, in_launch, inner_sides
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix
-from rwkv_batch.ops.cuda.abi import IDENTITY
+from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.buffers import Buffers
-from rwkv_batch.ops.cuda.gemms import CodedRows, Part
+from rwkv_batch.ops.cuda.gemms import CodedRows, Codes, Part
 from rwkv_batch.ops.cuda.special.blaslt import GemmShape
 
 PREFETCH_ROWS = 64  # the states of more rows would evict prefetched weights before they are used
@@ -38,14 +39,9 @@ class GemmCall:
     square: bool = False  # whether relu(x)^2 is to be multiplied in place of x
 
     @property
-    def tokens(self) -> int:
-        """M."""
-        return self.x.shape[-2]
-
-    @property
     def ahead(self) -> Tensor | None:
         """What is worth a prefetch with so many rows."""
-        return self.prefetch if self.tokens <= PREFETCH_ROWS else None
+        return self.prefetch if self.x.shape[-2] <= PREFETCH_ROWS else None
 
     @property
     def xs(self) -> list[Tensor]:
@@ -73,6 +69,12 @@ class GemmCall:
         """Each w, all of which are codes in one format."""
         assert self.w is not None and not isinstance(self.w, Tensor)
         return self.w if isinstance(self.w, tuple) else (self.w,)
+
+    @property
+    def codes(self) -> Codes:
+        """The same as kernels take them."""
+        ws = self.coded
+        return Codes([w.codes for w in ws], [w.scales for w in ws], ws[0].format, ws[0].columns)
 
     @property
     def room(self) -> Buffers:
@@ -107,9 +109,11 @@ class Method(ABC):
     skips_units = False  # whether the weights of inactive hidden units are not read
     leaves_square = False  # whether RELU_SQUARE costs a pass of its own, which one that reads fp8 can do
 
-    def __init__(self, kernels: Kernels, name: str, kinds: Collection[str] = LARGE) -> None:
-        """kinds: of kinds.py."""
-        self.kernels, self.name, self.kinds = kernels, name, kinds
+    def __init__(
+        self, kernels: Kernels, name: str, kinds: Collection[str] = LARGE, small: Small = inner_sides
+    ) -> None:
+        """kinds: of kinds.py. small: what runs the small GEMMs of a call."""
+        self.kernels, self.name, self.kinds, self._small = kernels, name, kinds, small
 
     def takes(self, product: Product, tokens: int) -> bool:
         """Whether it can run it for so many tokens."""
@@ -119,6 +123,18 @@ class Method(ABC):
         """Whether it can run a product of its kinds and form for so many tokens."""
         return True
 
-    @abstractmethod
     def run(self, call: GemmCall) -> Tensor | None:
         """Launch it. Returns partial sums `[P, M, N]` fp32 whose sum over P is y, or None if y holds it."""
+        sums = self.launch(call)
+        if self.leaves_square and call.activation == RELU_SQUARE:
+            self.kernels.relu_square(call.y)
+        self._small(self.kernels, call.small)
+        return sums
+
+    @abstractmethod
+    def launch(self, call: GemmCall) -> Tensor | None:
+        """As `run`, without the small GEMMs, and without RELU_SQUARE if it leaves that."""
+
+    def beside(self, call: GemmCall) -> Sequence[Part]:
+        """The small GEMMs that `launch` runs too."""
+        return call.small if self._small is in_launch else ()

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from rwkv_batch.model.cuda.gemms.kinds import BESIDE, IN, MANY, SPARSE, SPLITS, VALUE, split_of
-from rwkv_batch.model.cuda.gemms.low_rank import inner_sides
+from rwkv_batch.model.cuda.gemms.low_rank import in_launch
 from rwkv_batch.model.cuda.gemms.method import GemmCall, Method, Product
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix
-from rwkv_batch.ops.cuda.abi import RELU_SQUARE, SPARSE_SPLITS, TILE_FEW_ROWS, TILE_K
+from rwkv_batch.ops.cuda.abi import SPARSE_SPLITS, TILE_FEW_ROWS, TILE_K
 from rwkv_batch.ops.cuda.binding import Kernels
-from rwkv_batch.ops.cuda.gemms import CodedRows, Part
+from rwkv_batch.ops.cuda.gemms import CodedRows
 from rwkv_batch.ops.cuda.special.blaslt import BlasLt
 from rwkv_batch.ops.cuda.tile import MOST_OF_ONE_GROUP, partial_sums
 
@@ -39,19 +39,9 @@ class Coded(Method):
 
     form = CodedMatrix
 
-    def run(self, call: GemmCall) -> None:
-        self._launch(call)
-        inner_sides(self.kernels, call.small)
-
-    def _launch(self, call: GemmCall, beside: Sequence[Part] = ()) -> None:
-        ws = call.coded
-        codes, scales, group = [w.codes for w in ws], _scales(ws), ws[0].group
-        xs, ys, activation, ahead = call.xs, call.ys, call.activation, call.ahead
-        if group:
-            self.kernels.gemm_tile4(codes, xs, ys, group, activation, ahead, beside)
-        else:
-            fp8, columns = ws[0].format == "fp8", ws[0].columns
-            self.kernels.gemm_tile8(codes, scales, xs, ys, fp8, activation, ahead, columns, beside)
+    def launch(self, call: GemmCall) -> None:
+        beside = self.beside(call)
+        self.kernels.gemm_tile_codes(call.codes, call.xs, call.ys, call.activation, call.ahead, beside)
 
 
 class CodedBeside(Coded):
@@ -59,9 +49,6 @@ class CodedBeside(Coded):
 
     def fits(self, product: Product, tokens: int) -> bool:
         return tokens <= TILE_FEW_ROWS and not self.kernels.invariant
-
-    def run(self, call: GemmCall) -> None:
-        self._launch(call, call.small)
 
 
 class ManyCoded(Method):
@@ -72,11 +59,8 @@ class ManyCoded(Method):
     def fits(self, product: Product, tokens: int) -> bool:
         return tokens >= MANY_TOKENS and coded(product).format != "fp8" and not self.kernels.invariant
 
-    def run(self, call: GemmCall) -> None:
-        ws = call.coded
-        codes, scales, columns, group = [w.codes for w in ws], _scales(ws), ws[0].columns, ws[0].group
-        self.kernels.gemm_many_codes(codes, scales, call.xs, call.ys, call.activation, columns, group)
-        inner_sides(self.kernels, call.small)
+    def launch(self, call: GemmCall) -> None:
+        self.kernels.gemm_many_codes(call.codes, call.xs, call.ys, call.activation)
 
 
 class SparseCoded(Method):
@@ -88,10 +72,10 @@ class SparseCoded(Method):
         by_units = coded(product).columns and not self.kernels.invariant
         return by_units and self.kernels.sparse8_fits(tokens, product.shape[1])
 
-    def run(self, call: GemmCall) -> Tensor:
-        (w,), together = call.coded, VALUE in self.kinds
-        codes, (scales,), room = w.codes, _scales([w]), call.room.sparse_partials
-        return self.kernels.gemm_sparse8(call.x, codes, scales, room, call.prefetch, together)
+    def launch(self, call: GemmCall) -> Tensor:
+        (w,), (scales,), room = call.coded, _scales(call.coded), call.room.sparse_partials
+        together = VALUE in self.kinds
+        return self.kernels.gemm_sparse8(call.x, w.codes, scales, room, call.prefetch, together)
 
 
 class PartialSums(Method):
@@ -106,15 +90,9 @@ class PartialSums(Method):
         split = tokens <= most and partial_sums(*w.shape) > 1
         return split and not w.columns and not self.kernels.invariant
 
-    def run(self, call: GemmCall) -> Tensor:
-        (w,) = call.coded
-        sums = call.room.split_partials[: partial_sums(*w.shape)]
-        codes, xs, ahead = [w.codes], call.xs, call.ahead
-        if w.group:
-            self.kernels.gemm_tile4(codes, xs, [sums], w.group, prefetch=ahead, partial_sums=True)
-        else:
-            fp8, scales = w.format == "fp8", _scales([w])
-            self.kernels.gemm_tile8(codes, scales, xs, [sums], fp8, prefetch=ahead, partial_sums=True)
+    def launch(self, call: GemmCall) -> Tensor:
+        sums, ahead = call.room.split_partials[: partial_sums(*call.coded[0].shape)], call.ahead
+        self.kernels.gemm_tile_codes(call.codes, call.xs, [sums], prefetch=ahead, partial_sums=True)
         return sums
 
 
@@ -132,11 +110,9 @@ class Fp8(Method):
         in_fp8 = coded(product).format == "fp8" and tokens >= FP8_TOKENS
         return in_fp8 and product.shape[1] % (2 * TILE_K) == 0 and not self.kernels.invariant
 
-    def run(self, call: GemmCall) -> None:
-        ws, (x_codes, x_scales) = call.coded, self._rows(call)
-        codes, x = [w.codes for w in ws], (list(x_codes), list(x_scales))
-        self.kernels.gemm_tile_fp8(codes, _scales(ws), *x, call.ys, call.activation, self._most_rows)
-        inner_sides(self.kernels, call.small)
+    def launch(self, call: GemmCall) -> None:
+        ws, ys, (x, x_scales), most = call.codes, call.ys, self._rows(call), self._most_rows
+        self.kernels.gemm_tile_fp8(ws, list(x), list(x_scales), ys, call.activation, most)
 
     def _rows(self, call: GemmCall) -> CodedRows:
         """x as fp8, which it is made here if the norm before has not."""
@@ -161,13 +137,10 @@ class Fp8Lt(Fp8):
             return False
         return self._number < self._lt.algorithm_count(product.of_tokens(tokens, fp8=True))
 
-    def run(self, call: GemmCall) -> None:
+    def launch(self, call: GemmCall) -> None:
         ws, rows = call.coded, self._rows(call)
         for w, scale, x, x_scale, y in zip(ws, _scales(ws), *rows, call.ys, strict=True):
             self._lt.run_fp8(w.codes, scale, x, x_scale, y, self._number)
-            if call.activation == RELU_SQUARE:
-                self.kernels.relu_square(y)
-        inner_sides(self.kernels, call.small)
 
 
 def methods(kernels: Kernels, lt: BlasLt | None) -> list[Method]:
@@ -183,7 +156,7 @@ def methods(kernels: Kernels, lt: BlasLt | None) -> list[Method]:
         found += [Fp8Lt(kernels, lt, number) for number in range(FP8_ALGORITHMS)]
     return [
         *found,
-        CodedBeside(kernels, BESIDE, (IN,)),
+        CodedBeside(kernels, BESIDE, (IN,), in_launch),
         SparseCoded(kernels, f"{SPARSE}/{SPARSE_SPLITS}", (split_of(VALUE),)),
         PartialSums(kernels, "partial sums", SPLITS),
     ]

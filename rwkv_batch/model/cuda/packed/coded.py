@@ -20,7 +20,6 @@ from rwkv_batch.ops.weights.weight import Weight
 OUTPUT_MULTIPLE = 64  # of which outputs are a multiple; those added are zero
 SIGN = 0x80  # which makes a whole number's byte 128 more than the number
 CODED = (Int8Weight, Fp8Weight, Int4Weight, WideInt4Weight)
-GROUPS = {kind.format: kind.group for kind in (Int4Weight, WideInt4Weight)}
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,6 @@ class CodedMatrix:
     @property
     def device(self) -> torch.device:
         return self.codes.device
-
-    @property
-    def group(self) -> int | None:
-        """Inputs that have a scale together, with 4 bits."""
-        return GROUPS.get(self.format)
 
 
 LargeMatrix = Tensor | CodedMatrix

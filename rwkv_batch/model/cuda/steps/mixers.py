@@ -2,36 +2,36 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import cycle
 
 from torch import Tensor
 
 from rwkv_batch.model.cuda.packed.weights import CudaLayer
-from rwkv_batch.model.description import Norm
 from rwkv_batch.ops.cuda.abi import ReadoutInput, TimeMixInput
-from rwkv_batch.ops.cuda.binding import Addend
-from rwkv_batch.ops.cuda.buffers import Buffers
-from rwkv_batch.ops.cuda.gemms import CodedRows, pointer
+from rwkv_batch.ops.cuda.binding import Kernels, NormMix, RowBounds
+from rwkv_batch.ops.cuda.buffers import Buffers, StepBuffers
+from rwkv_batch.ops.cuda.gemms import pointer
 
-
-class NormMixInput(NamedTuple):
-    """A norm of the residual stream, with the token shift and the mixes after it."""
-
-    added: Addend  # to the stream first
-    norm: Norm
-    shift: Tensor  # of all slots, `[slots, C]`
-    mixes: Tensor  # [N, C]
-    out: Tensor  # [N, T, C]
-    next_at_once: bool = False  # whether the next kernel may start before this one has its inputs
-    coded: CodedRows | None = None  # where the first mixes go as fp8
+NormMixer = Callable[[NormMix], None]
 
 
 @dataclass(frozen=True)
 class Mixers:
     """The two kernels that touch states, in the form for decode steps or for packed rows."""
 
-    norm_mix: Callable[[NormMixInput], None]
+    norm_mix: NormMixer
     wkv: Callable[[TimeMixInput, ReadoutInput | None], None]
+
+
+def decode_norms(kernels: Kernels, b: StepBuffers, slots: Tensor) -> NormMixer:
+    """Over one token of every row."""
+    return lambda mix: kernels.norm_mix_decode(b.x, mix, slots)
+
+
+def prefill_norms(kernels: Kernels, b: StepBuffers, rows: RowBounds) -> NormMixer:
+    """Over packed rows: the first norm of a layer leaves the stream in b.x_between, the second in b.x."""
+    streams = cycle(((b.x, b.x_between), (b.x_between, b.x)))
+    return lambda mix: kernels.norm_mix_prefill(*next(streams), mix, rows)
 
 
 def time_mix_input(

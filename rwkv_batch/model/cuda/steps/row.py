@@ -49,8 +49,7 @@ class RowStep:
     def run(self, tokens: Tensor, slots: Tensor, states: CudaStates, b: Buffers) -> Addend | None:
         """Launch the layers of one row, as many of the first ones as there are states of."""
         assert states.feed.pending is not None
-        to_states = (states.shift, states.wkv, states.feed.pending)
-        self.kernel.run(tokens, slots, b.lag, self._table, b.x, b.normed, *to_states)
+        self.kernel.run(tokens, slots, self._table, b, states.shift, states.wkv, states.feed.pending)
         return None if self.kernel.normalizes else Addend()
 
 

@@ -21,12 +21,11 @@ class CudaStates(DeviceStates):
         layers: int,
         width: int,
         wkv: torch.dtype,
-        device: torch.device,
         start: Tensor | None = None,
         defers: bool = True,
     ) -> None:
         """defers: whether writes to fp16 states are deferred."""
-        super().__init__(slots, layers, width, torch.float16, wkv, device, start)
+        super().__init__(slots, layers, width, torch.float16, wkv, kernels.device, start)
         self.feed = Feed(kernels, self.wkv, defers)
 
     @staticmethod

@@ -21,7 +21,7 @@ from rwkv_batch.ops.cuda.abi import (
     RELU_SQUARE,
 )
 from rwkv_batch.ops.cuda.binding import Kernels
-from rwkv_batch.ops.cuda.gemms import launch, pointer, pointers_of, prefetched
+from rwkv_batch.ops.cuda.gemms import Codes, launch, pointer, pointers_of, prefetched
 
 FORMATS = {
     "int8": CODES_INT8,
@@ -54,25 +54,33 @@ class CodeKernels:
 
     def gemm_codes(
         self,
-        ws: Sequence[Tensor],
-        scales: Sequence[Tensor | None],
+        ws: Codes,
         xs: Sequence[Tensor],
         ys: Sequence[Tensor],
-        format: str,
         activation: int = IDENTITY,
         warp_rows: int = 16,
         prefetch: Tensor | None = None,
     ) -> None:
         """y = f(scale (x w^T)) for up to three w, x `[M, K]` and y `[M, N]` of one shape, best for few rows.
 
-        ws: blocks of codes of a format, as those of `orders`; N is a multiple of 16, K of 64. scales: `[N]`
-        in fp32, None of int4 and nf4. f is IDENTITY or RELU_SQUARE. warp_rows: outputs of a warp, 16, 32 or
-        64, as `most_warp_rows` allows. prefetch: weights that the next kernel reads.
+        ws: blocks, as those of `orders`, whose scales are with the codes of int4 and nf4; N is a multiple of
+        16, K of 64. f is IDENTITY or RELU_SQUARE. warp_rows: outputs of a warp, 16, 32 or 64, as
+        `most_warp_rows` allows. prefetch: weights that the next kernel reads.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
-        pointers = [pointers_of(group) for group in (ws, scales, xs, ys)]
-        sizes = (len(ws), m, n, k, FORMATS[format], int(activation == RELU_SQUARE), warp_rows)
-        self._call("rwkv_gemm_codes", *pointers, *sizes, *prefetched(prefetch))
+        kind, square = FORMATS[ws.format], int(activation == RELU_SQUARE)
+        self._call(
+            "rwkv_gemm_codes",
+            *map(pointers_of, (ws.codes, ws.scales, xs, ys)),
+            len(xs),
+            m,
+            n,
+            k,
+            kind,
+            square,
+            warp_rows,
+            *prefetched(prefetch),
+        )
 
     def decode_codes(self, w: Tensor, scales: Tensor | None, to: Tensor, format: str) -> None:
         """The fp16 numbers `[N, K]` that blocks of codes stand for, at most what fp16 holds."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rwkv_batch.ops.cuda.abi import ROW_HALF, ROW_HALF_WAYS, ROW_INNER, TILE_K, RowInput
 from rwkv_batch.ops.cuda.binding import Kernels
+from rwkv_batch.ops.cuda.buffers import StepBuffers
 from rwkv_batch.ops.cuda.gemms import launch
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 
@@ -89,25 +90,22 @@ class RowKernel:
         self,
         tokens: Tensor,
         slots: Tensor,
-        lag: Tensor,
         table: Tensor,
-        x: Tensor,
-        normed: Tensor,
+        b: StepBuffers,
         shift: Tensor,
         wkv: Tensor,
         pending: Tensor,
     ) -> None:
-        """x `[1, C]` becomes the stream behind the last layer, and the slot's states move on.
+        """b.x `[1, C]` becomes the stream behind the last layer, and the slot's states move on.
 
-        normed `[1, C]` becomes the layer norm of x, if the kernel `normalizes`.
+        b.normed `[1, C]` becomes its layer norm, if the kernel `normalizes`.
 
-        tokens, slots and lag `[1]`; shift `[slots, layers, 2, C]`, wkv `[slots, layers, heads, 64, 64]` fp16
-        and pending as in feed.Feed, all of the first layers.
+        tokens, slots and b.lag `[1]`; shift `[slots, layers, 2, C]`, wkv `[slots, layers, heads, 64, 64]`
+        fp16 and pending as in feed.Feed, all of the first layers.
         """
-        tensors = (tokens, slots, lag, table, x, shift, wkv, pending)
         inputs = RowInput(
             self._table.data_ptr(),
-            *(tensor.data_ptr() for tensor in tensors),
+            *map(Tensor.data_ptr, (tokens, slots, b.lag, table, b.x, shift, wkv, pending)),
             *(tensor.stride(0) for tensor in (shift, wkv, pending)),
             *(tensor.data_ptr() for tensor in (self._sums, self._inner, self._launches)),
             self._ranks,
@@ -115,7 +113,7 @@ class RowKernel:
             len(self._layers),
             *self._shape,
             self._form,
-            *(tensor.data_ptr() for tensor in (*self._norm, normed, self._ahead)),
+            *(tensor.data_ptr() for tensor in (*self._norm, b.normed, self._ahead)),
             self._ahead_bytes,
         )
         launch(self._library, "rwkv_decode_row", byref(inputs))

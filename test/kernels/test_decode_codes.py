@@ -45,8 +45,8 @@ class TestOnAGpu:
         wanted[:300] = numbers(weight).float().half()
         found = []
         for part in w.decoded_parts():
-            to = w.decoded_place(part)
-            codes.decode_codes(w.codes_of(part), w.scales_of(part), to.fill_(float("nan")), kind)
+            of_part, scales, to = w.decoded_part(part)
+            codes.decode_codes(of_part, scales, to.fill_(float("nan")), kind)
             found.append(to.clone())
         assert [len(part) for part in found] == [128, 128, 64]
         assert torch.equal(torch.cat(found).cpu(), wanted)

@@ -85,8 +85,8 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
 
     def slot_bytes(self, wkv_dtype: torch.dtype) -> int:
         """Of a slot of `new_states`, deferred writes included."""
-        c = self.checkpoint
-        return CudaStates.bytes_of_slot(c.layers, c.width, wkv_dtype, self.defers)
+        layers, width = self.checkpoint.layers, self.checkpoint.width
+        return CudaStates.bytes_of_slot(layers, width, wkv_dtype, self.defers)
 
     def add_adapters(self, slots: int, most_rank: int, most_tokens: int) -> None:
         """Make room for the adapters of rows, before graphs are captured. most_tokens: of a step."""

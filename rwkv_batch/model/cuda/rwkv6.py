@@ -7,8 +7,8 @@ No GEMM is timed: the number of tokens decides by which of three methods the lar
 - "blas": cuBLAS through torch
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -37,18 +37,12 @@ class RWKV6Cuda(CudaModel[Rwkv6CudaWeights, Rwkv6Buffers]):
     def methods(self, tokens: int) -> dict[str, str]:
         layer = self.weights.layers[0]
         large = {"layer": (layer.output, layer.key, layer.value), "head": (self.weights.head,)}
-        if self.kernels.invariant:
-            return {kind: self._invariant_method(matrices) for kind, matrices in large.items()}
-        if tokens <= STREAM_TOKENS:
-            return dict.fromkeys(large, "stream")
-        tiles = self.kernels.has_tile and tokens <= TILE_TOKENS
-        fit = {kind: all(tile.fits(*w.shape) for w in matrices) for kind, matrices in large.items()}
-        return {kind: "tile" if tiles and fit[kind] else "blas" for kind in large}
-
-    def _invariant_method(self, matrices: Iterable[Tensor]) -> str:
-        """One whose sums for a row are the same for any number of rows."""
-        tiles = self.kernels.has_tile and all(tile.fits(*w.shape) for w in matrices)
-        return "tile" if tiles else "stream"
+        tiles = self.kernels.has_tile and (tokens <= TILE_TOKENS or self.kernels.invariant)
+        fit = {kind: tiles and all(tile.fits(*w.shape) for w in matrices) for kind, matrices in large.items()}
+        if self.kernels.invariant:  # sums for a row that are the same for any number of rows
+            return {kind: "tile" if fit[kind] else "stream" for kind in large}
+        few = tokens <= STREAM_TOKENS
+        return {kind: "stream" if few else "tile" if fit[kind] else "blas" for kind in large}
 
     @cached_property
     def _methods(self) -> dict[str, Method]:
@@ -68,10 +62,7 @@ class RWKV6Cuda(CudaModel[Rwkv6CudaWeights, Rwkv6Buffers]):
         adapters: AdapterSlots | None,
     ) -> Addend:
         fp32 = states.wkv.dtype == torch.float32
-
-        def wkv(inputs: Wkv6Input) -> None:
-            self.kernels.wkv6(inputs, len(tokens), slots, fp32)
-
+        wkv = partial(self.kernels.wkv6, tokens=len(tokens), slots=slots, fp32=fp32)
         norm_mix = decode_norms(self.kernels, b, slots)
         return self._run_layers(tokens, states, b, norm_mix, wkv, methods["layer"])
 
@@ -85,10 +76,7 @@ class RWKV6Cuda(CudaModel[Rwkv6CudaWeights, Rwkv6Buffers]):
         adapters: AdapterSlots | None,
     ) -> Addend:
         fp32 = states.wkv.dtype == torch.float32
-
-        def wkv(inputs: Wkv6Input) -> None:
-            self.kernels.wkv6_packed(inputs, len(tokens), rows.rows, fp32)
-
+        wkv = partial(self.kernels.wkv6_packed, tokens=len(tokens), rows=rows.rows, fp32=fp32)
         norm_mix = prefill_norms(self.kernels, b, rows.rows)
         return self._run_layers(tokens, states, b, norm_mix, wkv, methods["layer"])
 

@@ -1,6 +1,7 @@
 """RWKV-7 and 7a on a CUDA GPU: the function of `rwkv7.RWKV7` over the kernels in `cuda/`, in fp16."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,10 +13,10 @@ from rwkv_batch.model.cuda.gemms.autotune import Autotuner
 from rwkv_batch.model.cuda.gemms.gemms import Gemms, StepGemms
 from rwkv_batch.model.cuda.gemms.kinds import HEAD, LAYERS, SPLITS, TOGETHER, WHOLE
 from rwkv_batch.model.cuda.gemms.low_rank import small_gemm
-from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
+from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaWeights, pack_weights
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots, StepAdapters
 from rwkv_batch.model.cuda.steps.graphs import graph_bytes, prefills_held
-from rwkv_batch.model.cuda.steps.mixers import Mixers, decode_norms, prefill_norms, time_mix_input
+from rwkv_batch.model.cuda.steps.mixers import NormMixer, decode_norms, prefill_norms, time_mix_input
 from rwkv_batch.model.cuda.steps.row import RowStep
 from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.description import DEEP_RANK
@@ -88,8 +89,9 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         if methods[LAYERS] == TOGETHER and adapters is None and states.feed.pending is not None:
             assert self.row is not None
             return self.row.run(tokens, slots, states, b)
-        mixers, of_rows = self._decode_mixers(b, slots, states), StepAdapters(adapters, b)
-        return self._run_layers(self.weights.layers, tokens, states, b, mixers, methods, of_rows)
+        wkv = partial(self.kernels.wkv_decode, slots=slots, fp32=states.wkv.dtype == torch.float32)
+        norm_mix, of_rows = decode_norms(self.kernels, b, slots), StepAdapters(adapters, b)
+        return self._run_layers(tokens, states, b, norm_mix, wkv, methods, of_rows)
 
     def _prefill_layers(
         self,
@@ -104,7 +106,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         most_chunks = max((pieces.chunks for pieces in rows.pieces), default=0)
         items = b.scratch("items", most_chunks * heads * self.kernels.chunk_bytes)
 
-        def wkv(inputs: TimeMixInput, readout: ReadoutInput | None) -> None:
+        def wkv(inputs: TimeMixInput, *, readout: ReadoutInput | None) -> None:
             if self.kernels.invariant:
                 assert fp32 and readout is None
                 self.kernels.wkv_sequence(inputs, len(tokens), rows.rows)
@@ -115,17 +117,11 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
                 self.kernels.wkv_prefill(inputs, pieces, items, fp32, readout)
 
         whole = methods | dict.fromkeys(SPLITS, WHOLE)  # `b` has no room for more
-        mixers, of_rows = Mixers(prefill_norms(self.kernels, b, rows.rows), wkv), StepAdapters(adapters, b)
-        return self._run_layers(self.weights.layers, tokens, states, b, mixers, whole, of_rows)
+        norm_mix, of_rows = prefill_norms(self.kernels, b, rows.rows), StepAdapters(adapters, b)
+        return self._run_layers(tokens, states, b, norm_mix, wkv, whole, of_rows)
 
     def _head(self, x: Tensor, logits: Tensor, methods: dict[str, str]) -> None:
         self.gemms.find(HEAD, methods[HEAD]).run(calls.head(self.weights.head, x, logits))
-
-    def _decode_mixers(self, b: Buffers, slots: Tensor, states: CudaStates) -> Mixers:
-        def wkv(inputs: TimeMixInput, readout: ReadoutInput | None) -> None:
-            self.kernels.wkv_decode(inputs, slots, states.wkv.dtype == torch.float32, readout=readout)
-
-        return Mixers(decode_norms(self.kernels, b, slots), wkv)
 
     def _timed_step(self, rows: int) -> Callable[[dict[str, str]], object]:
         """Launches the first layers and the head over random tokens, to be timed with given methods.
@@ -133,57 +129,52 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         A few rows have states of their own, since the hidden units that are inactive in all of them decide
         how fast the sparse GEMM is. Of many rows some share a state, whose contents do not matter.
         """
-        layers, width = self.weights.layers[:TIMED_LAYERS], self.weights.embedding.shape[1]
-        slots = min(rows, SPARSE_ROWS[-1])
-        states = CudaStates(self.kernels, slots, len(layers), width, torch.float16)
+        layers = min(TIMED_LAYERS, self.checkpoint.layers)
+        states = CudaStates(
+            self.kernels, min(rows, SPARSE_ROWS[-1]), layers, self.checkpoint.width, torch.float16
+        )
         tokens = torch.randint(self.weights.vocab, (rows,), device=self.device, dtype=torch.int32)
         numbers = torch.arange(rows, device=self.device, dtype=torch.int32)
         b = Buffers(self._buffer_shape, rows, {})
-        mixers = self._decode_mixers(b, numbers % slots, states)
         b.lag.copy_(numbers % (MAX_LAG + 1))
         logits = b.x.new_empty(rows, len(self.weights.head), dtype=torch.float16)
 
+        slots = numbers % len(states)
+
         def run(methods: dict[str, str]) -> None:
-            added: Addend | None
-            if methods[LAYERS] == TOGETHER:
-                assert self.row is not None
-                added = self.row.run(tokens, numbers, states, b)
-            else:
-                added = self._run_layers(layers, tokens, states, b, mixers, methods, StepAdapters(None, b))
-            self._norm_out(b, added)
+            self._norm_out(b, self._decode_layers(tokens, slots, states, b, methods, None))
             self._head(b.normed, logits, methods)
 
         return run
 
     def _run_layers(
         self,
-        layers: list[CudaLayer],
         tokens: Tensor,
         states: CudaStates,
         b: Buffers,
-        mixers: Mixers,
+        norm_mix: NormMixer,
+        wkv: Callable[..., None],
         methods: dict[str, str],
         adapters: StepAdapters,
     ) -> Addend:
-        """Launch these layers, from the embedding on. Returns what is still to be added to b.x."""
+        """Launch as many layers as there are states of. Returns what is still to be added to b.x."""
         gemms = StepGemms(self.gemms, methods, b, adapters)
-        added = Addend(tokens=tokens, table=self.weights.embedding)
-        for index, layer in enumerate(layers):
+        added, layers = Addend(tokens=tokens, table=self.weights.embedding), self.weights.layers
+        for index, layer in enumerate(layers[: states.wkv.shape[1]]):
             shift, early = states.shift[:, index], gemms.in_early
-            mix = NormMix(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed, early, gemms.in_fp8)
-            mixers.norm_mix(mix)
+            norm_mix(NormMix(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed, early, gemms.in_fp8))
             rkv = b.rkv if index else b.rkv0
             gemms.time_mix_in(layer, index, rkv)
             pending = None if states.feed.pending is None else states.feed.pending[:, index]
             time_mix = time_mix_input(layer, b, rkv, states.wkv[:, index], pending, self._work)
-            mixers.wkv(time_mix, adapters.readout(index))
+            wkv(time_mix, readout=adapters.readout(index))
             added, early = gemms.output(layer, index), gemms.key_early
-            mix = NormMix(added, layer.norm2, shift[:, 1], layer.x_k, b.mixed, early, gemms.key_fp8)
-            mixers.norm_mix(mix)
+            norm_mix(NormMix(added, layer.norm2, shift[:, 1], layer.x_k, b.mixed, early, gemms.key_fp8))
             gemms.key(layer, index)
             if layer.deep_embed:
                 self._deep_embed(layer.deep_embed, tokens, b)
-            following = layers[index + 1].rkv if index + 1 < len(layers) else self.weights.head
+            last = index + 1 == states.wkv.shape[1]
+            following = self.weights.head if last else layers[index + 1].rkv
             added = gemms.value(layer, index, following)
         return added
 

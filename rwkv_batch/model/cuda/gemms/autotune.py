@@ -14,7 +14,7 @@ import os
 import statistics
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -75,12 +75,10 @@ class Autotuner:
     file: Path
     step: Step
     chosen: dict[str, str]
-
-    def __post_init__(self) -> None:
-        # Of kinds and tokens that are measured and not chosen yet: alone, and in sequence.
-        self._alone: dict[tuple[str, int], Times] = {}
-        self._searches: dict[int, Search] = {}
-        self._guesses: dict[tuple[str, int], str] = {}
+    # Of kinds and tokens that are measured and not chosen yet: alone, and in sequence.
+    _alone: dict[tuple[str, int], Times] = field(default_factory=dict)
+    _searches: dict[int, Search] = field(default_factory=dict)
+    _guesses: dict[tuple[str, int], str] = field(default_factory=dict)
 
     @classmethod
     def from_cache(cls, gemms: Gemms, device: torch.device, step: Step) -> "Autotuner":
@@ -90,8 +88,7 @@ class Autotuner:
         gpu = torch.cuda.get_device_name(device).replace(" ", "-").replace("/", "-")
         bits = "" if gemms.format == "fp16" else f"-{gemms.format}"
         name = f"tuning-{gpu}-torch{torch.__version__}-{'-'.join(map(str, sizes))}{bits}-{VERSION}.json"
-        name = name.replace("+", "-")
-        file = build.build(gemms.kernels.architecture).parent / name
+        file = build.build(gemms.kernels.architecture).parent / name.replace("+", "-")
         return cls(gemms, file, step, kept_in(file, gemms))
 
     def measure(self, sizes: Sequence[int], progress: bool = True) -> None:

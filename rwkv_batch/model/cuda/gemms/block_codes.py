@@ -43,8 +43,7 @@ class GemmCodes(BlockCodes):
         return tokens <= CODES_TOKENS and self._warp_rows <= most_warp_rows(coded(product).format)
 
     def launch(self, call: GemmCall) -> None:
-        ahead = call.ahead
-        self.codes.gemm_codes(call.codes, call.xs, call.ys, call.activation, self._warp_rows, ahead)
+        self.codes.gemm_codes(call.codes, call.xs, call.ys, call.activation, self._warp_rows, call.ahead)
 
 
 class Decoded(BlockCodes):
@@ -56,8 +55,8 @@ class Decoded(BlockCodes):
         for w, x, y in zip(call.coded, call.xs, call.ys, strict=True):
             assert isinstance(w, BlockMatrix)
             for part in w.decoded_parts():
-                place = w.decoded_place(part)
-                self.codes.decode_codes(w.codes_of(part), w.scales_of(part), place, w.format)
+                codes, scales, place = w.decoded_part(part)
+                self.codes.decode_codes(codes, scales, place, w.format)
                 torch.mm(x, place.T, out=y[:, part])
 
 

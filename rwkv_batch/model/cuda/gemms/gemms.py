@@ -1,6 +1,5 @@
 """The methods for each kind of GEMM of a model, and a step's GEMMs by those that were chosen."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -39,7 +38,7 @@ from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.cuda.steps.adapters import StepAdapters
-from rwkv_batch.ops.cuda.abi import ADAPTER_ADD_SQUARE, IDENTITY, RELU_SQUARE
+from rwkv_batch.ops.cuda.abi import ADAPTER_ADD_FLOAT, ADAPTER_ADD_SQUARE, IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
 from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.special.blaslt import BlasLt
@@ -65,7 +64,7 @@ class Gemms:
             *tiled_codes.methods(kernels, lt),
             *block_codes.methods(kernels),
         ]
-        self._products = dict(_products(weights))
+        self._products = _products(weights)
         self._named = {
             (kind.removesuffix("_split"), method.name): method
             for kind, product in self._products.items()
@@ -95,12 +94,9 @@ class Gemms:
 
     def invariant_methods(self) -> dict[str, str]:
         """A method for each kind whose sums for a row are the same for any number of rows."""
-        chosen = {}
-        for kind in KINDS:
-            candidates = self.candidates(kind, 0)
-            wanted = (LOW, STREAM) if kind == LOW_OUT else INVARIANT
-            chosen[kind] = next(method for method in wanted if method in candidates)
-        return chosen
+        wanted = dict.fromkeys(KINDS, INVARIANT) | {LOW_OUT: (LOW, STREAM)}
+        candidates = {kind: self.candidates(kind, 0) for kind in KINDS}
+        return {kind: next(name for name in wanted[kind] if name in candidates[kind]) for kind in KINDS}
 
     def call(self, kind: str, layer: CudaLayer, b: Buffers) -> GemmCall:
         """The GEMM of a kind over what the buffers hold, to be timed."""
@@ -116,9 +112,8 @@ class Gemms:
         w = self._products[VALUE].w
         if not isinstance(w, CodedMatrix):
             return "fp16"
-        if isinstance(w, BlockMatrix):
-            return f"{w.format}-blocks"
-        return f"{w.format}-columns" if w.columns else w.format
+        form = "-blocks" if isinstance(w, BlockMatrix) else "-columns" if w.columns else ""
+        return w.format + form
 
 
 class StepGemms:
@@ -169,21 +164,26 @@ class StepGemms:
 
     def _added(self, method: Method, call: GemmCall) -> Addend:
         sums = method.run(call)
-        return self._adapters.add(Addend(y=call.y) if sums is None else Addend(partials=sums))
+        if sums is None:
+            self._adapters.expand([call.y])
+            return Addend(y=call.y)
+        self._adapters.expand([sums], ADAPTER_ADD_FLOAT)
+        return Addend(partials=sums)
 
 
-def _products(weights: CudaWeights) -> Iterator[tuple[str, Product]]:
+def _products(weights: CudaWeights) -> dict[str, Product]:
     """By kind of GEMM."""
     layer = weights.layers[-1]
     hidden, width = layer.key.shape
-    by_units = isinstance(layer.value, Tensor)
     longest = max(layer.low_out.values(), key=lambda w: w.shape[1])
-    out = Product(OUT, layer.output, (width, width))
-    value = Product(VALUE, layer.value, (width, hidden), transposed=by_units)
-    yield IN, Product(IN, layer.rkv[0], (width, width), count=3)
-    yield LOW_OUT, Product(LOW_OUT, longest, (width, longest.shape[1]))
-    yield KEY, Product(KEY, layer.key, (hidden, width))
-    yield HEAD, Product(HEAD, weights.head, (len(weights.head), width))
-    for whole in (out, value):
-        yield whole.kind, whole
-        yield split_of(whole.kind), replace(whole, kind=split_of(whole.kind))
+    by_units = isinstance(layer.value, Tensor)
+    every = (
+        Product(IN, layer.rkv[0], (width, width), count=3),
+        Product(LOW_OUT, longest, (width, longest.shape[1])),
+        Product(KEY, layer.key, (hidden, width)),
+        Product(HEAD, weights.head, (len(weights.head), width)),
+        Product(OUT, layer.output, (width, width)),
+        Product(VALUE, layer.value, (width, hidden), transposed=by_units),
+    )
+    splits = (replace(product, kind=split_of(product.kind)) for product in every[-2:])
+    return {product.kind: product for product in (*every, *splits)}

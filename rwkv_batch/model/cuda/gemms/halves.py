@@ -63,8 +63,8 @@ class Stream(Method):
         return tokens <= STREAMED_TOKENS
 
     def launch(self, call: GemmCall) -> None:
-        each = zip(call.halves, call.xs, call.ys, strict=True)
-        large = [(w, x, y, call.activation) for w, x, y in each]
+        three = zip(call.halves, call.xs, call.ys, strict=True)
+        large = [(w, x, y, call.activation) for w, x, y in three]
         self.kernels.gemm_stream([*large, *call.small], self._warp_rows, prefetch=call.prefetch)
 
 
@@ -219,7 +219,8 @@ def in_blocks(x: Tensor, w: Tensor, y: Tensor) -> None:
 
 def methods(kernels: Kernels, lt: BlasLt | None) -> list[Method]:
     """All of them; of two as fast as each other the first is taken."""
-    found: list[Method] = [
+    splits = (2, MAX_SPLITS)
+    return [
         Stream(kernels, STREAM, 16),
         Stream(kernels, "stream32", 32),
         Sparse(kernels, SPARSE, (VALUE,)),
@@ -234,9 +235,12 @@ def methods(kernels: Kernels, lt: BlasLt | None) -> list[Method]:
         OuterSides(kernels, STREAM, (LOW_OUT,), in_launch),
         ResidentOuterSides(kernels, LOW, (LOW_OUT,), in_launch),
         OuterSidesByTorch(kernels, BLAS, (LOW_OUT,), in_launch),
+        *(Lt(kernels, lt, number) for number in range(MAX_ALGORITHMS) if lt is not None),
+        *(
+            Split(kernels, parts, lt, number)
+            for parts in splits
+            for number in range(SPLIT_ALGORITHMS)
+            if lt is not None
+        ),
+        *(Split(kernels, parts) for parts in splits),
     ]
-    splits = (2, MAX_SPLITS)
-    if lt is not None:
-        found += [Lt(kernels, lt, number) for number in range(MAX_ALGORITHMS)]
-        found += [Split(kernels, parts, lt, number) for parts in splits for number in range(SPLIT_ALGORITHMS)]
-    return [*found, *(Split(kernels, parts) for parts in splits)]

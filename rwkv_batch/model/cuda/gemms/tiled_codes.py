@@ -40,8 +40,9 @@ class Coded(Method):
     form = CodedMatrix
 
     def launch(self, call: GemmCall) -> None:
-        beside = self.beside(call)
-        self.kernels.gemm_tile_codes(call.codes, call.xs, call.ys, call.activation, call.ahead, beside)
+        self.kernels.gemm_tile_codes(
+            call.codes, call.xs, call.ys, call.activation, call.ahead, self.beside(call)
+        )
 
 
 class CodedBeside(Coded):
@@ -145,17 +146,13 @@ class Fp8Lt(Fp8):
 
 def methods(kernels: Kernels, lt: BlasLt | None) -> list[Method]:
     """All of them, as in halves.py."""
-    found: list[Method] = [
+    return [
         SparseCoded(kernels, SPARSE, (VALUE,)),
         Coded(kernels, CODED),
         ManyCoded(kernels, MANY),
         Fp8(kernels, "fp8", 256),
         Fp8(kernels, "fp8/128", 128),
-    ]
-    if lt is not None:
-        found += [Fp8Lt(kernels, lt, number) for number in range(FP8_ALGORITHMS)]
-    return [
-        *found,
+        *(Fp8Lt(kernels, lt, number) for number in range(FP8_ALGORITHMS) if lt is not None),
         CodedBeside(kernels, BESIDE, (IN,), in_launch),
         SparseCoded(kernels, f"{SPARSE}/{SPARSE_SPLITS}", (split_of(VALUE),)),
         PartialSums(kernels, "partial sums", SPLITS),

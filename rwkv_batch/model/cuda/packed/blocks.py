@@ -6,9 +6,8 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from rwkv_batch.model.cuda.packed.coded import OUTPUT_MULTIPLE, SIGN, CodedMatrix, round_up_outputs
+from rwkv_batch.model.cuda.packed.coded import OUTPUT_MULTIPLE, CodedMatrix, filled, round_up_outputs
 from rwkv_batch.model.cuda.packed.orders import (
     blocks_of_4_bits,
     blocks_of_5_bits,
@@ -16,12 +15,12 @@ from rwkv_batch.model.cuda.packed.orders import (
     blocks_of_8_bits,
     blocks_of_pairs,
 )
-from rwkv_batch.ops.weights.bits import unpack_codes
-from rwkv_batch.ops.weights.channels import ChannelWeight, Fp6Weight, Fp8Weight, Int8Weight, SmallFloatWeight
+from rwkv_batch.ops.weights.channels import ChannelWeight
 from rwkv_batch.ops.weights.groups import Int4Weight, Nf4Weight
 from rwkv_batch.ops.weights.weight import Weight
 
 BLOCK_OUTPUTS = 16
+ORDERS = {"fp6": blocks_of_6_bits, "fp5": blocks_of_5_bits}
 # Bytes of room for a matrix as fp16, at most; a larger one is decoded and multiplied in parts. Of 7.2B they
 # are half of a key or value.
 DECODED_BYTES = 64 << 20
@@ -61,18 +60,11 @@ class BlockMatrix(CodedMatrix):
         at_once = self.decoded.numbers // inputs // OUTPUT_MULTIPLE * OUTPUT_MULTIPLE
         return [slice(start, min(start + at_once, outputs)) for start in range(0, outputs, at_once)]
 
-    def decoded_place(self, part: slice) -> Tensor:
-        """Where a part of `decoded_parts` goes: `[outputs, inputs]` fp16."""
-        inputs = self.shape[1]
-        return self.decoded.tensor[: (part.stop - part.start) * inputs].view(-1, inputs)
-
-    def codes_of(self, part: slice) -> Tensor:
-        """Of some outputs, a part of `decoded_parts`."""
-        return self.codes[part.start // BLOCK_OUTPUTS : part.stop // BLOCK_OUTPUTS]
-
-    def scales_of(self, part: slice) -> Tensor | None:
-        """The scales of some outputs; None where `scales` is None."""
-        return None if self.scales is None else self.scales[part]
+    def decoded_part(self, part: slice) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Of a part of `decoded_parts` codes, scales, and where it goes: `[outputs, inputs]` fp16."""
+        inputs, scales = self.shape[1], None if self.scales is None else self.scales[part]
+        place = self.decoded.tensor[: (part.stop - part.start) * inputs].view(-1, inputs)
+        return self.codes[part.start // BLOCK_OUTPUTS : part.stop // BLOCK_OUTPUTS], scales, place
 
 
 def decoded_room(weights: Collection[Weight], device: torch.device) -> DecodedRoom:
@@ -85,26 +77,13 @@ def decoded_room(weights: Collection[Weight], device: torch.device) -> DecodedRo
 
 def in_blocks(weight: Weight, decoded: DecodedRoom) -> BlockMatrix:
     """A matrix on the GPU of `decoded`, with zeros up to a multiple of OUTPUT_MULTIPLE outputs."""
-    outputs, inputs = weight.shape
-    shape = (round_up_outputs(outputs), inputs)
-    more = (0, 0, 0, shape[0] - outputs)
-    parts = {name: part.to(decoded.device) for name, part in weight.parts.items()}
-    scales = None
+    parts, shape = filled(weight, decoded.device), (round_up_outputs(weight.shape[0]), weight.shape[1])
+    codes, scales = parts["values"], parts["scales"]
     if isinstance(weight, Int4Weight):
-        codes = unpack_codes(parts["values"], 4, inputs)
-        scales_of_groups, minimums = (pad(parts[name], more) for name in ("scales", "minimums"))
-        blocks = blocks_of_4_bits(pad(codes, more), scales_of_groups, minimums, weight.group)
+        blocks = blocks_of_4_bits(codes, scales, parts["minimums"], weight.group)
     elif isinstance(weight, Nf4Weight):
-        blocks = blocks_of_pairs(pad(parts["values"], more), pad(parts["scales"], more))
-    elif isinstance(weight, SmallFloatWeight):
-        codes = pad(unpack_codes(parts["values"], weight.bits(), inputs), more)
-        blocks = blocks_of_6_bits(codes) if isinstance(weight, Fp6Weight) else blocks_of_5_bits(codes)
+        blocks = blocks_of_pairs(codes, scales)
     else:
-        assert isinstance(weight, Int8Weight | Fp8Weight)
-        codes, nothing = parts["values"].view(torch.uint8), 0
-        if isinstance(weight, Int8Weight):
-            codes, nothing = codes ^ SIGN, SIGN
-        blocks = blocks_of_8_bits(pad(codes, more, value=nothing))
-    if isinstance(weight, ChannelWeight):
-        scales = pad(parts["scales"], (0, shape[0] - outputs))
-    return BlockMatrix(codes=blocks, scales=scales, format=weight.format, shape=shape, decoded=decoded)
+        blocks = ORDERS.get(weight.format, blocks_of_8_bits)(codes)
+    own = scales if isinstance(weight, ChannelWeight) else None
+    return BlockMatrix(codes=blocks, scales=own, format=weight.format, shape=shape, decoded=decoded)

@@ -13,7 +13,7 @@ from rwkv_batch.model.cuda.packed.orders import (
     tiles_of_8_bits,
 )
 from rwkv_batch.ops.weights.bits import unpack_codes
-from rwkv_batch.ops.weights.channels import Fp8Weight, Int8Weight
+from rwkv_batch.ops.weights.channels import Fp8Weight, Int8Weight, SmallFloatWeight
 from rwkv_batch.ops.weights.groups import Int4Weight, WideInt4Weight
 from rwkv_batch.ops.weights.weight import Weight
 
@@ -50,24 +50,35 @@ def coded(weight: Weight, device: torch.device, columns: bool = False) -> CodedM
     are skipped; others have one layout.
     """
     assert isinstance(weight, CODED)
-    outputs, inputs = weight.shape
-    shape = (round_up_outputs(outputs), inputs)
-    more = (0, 0, 0, shape[0] - outputs)
-    parts = {name: part.to(device) for name, part in weight.parts.items()}
+    parts, shape = filled(weight, device), (round_up_outputs(weight.shape[0]), weight.shape[1])
+    codes, scales = parts["values"], parts["scales"]
     if isinstance(weight, Int4Weight):
-        codes = unpack_codes(parts["values"], 4, inputs)
-        scales, minimums = (pad(parts[name], more) for name in ("scales", "minimums"))
-        tiles = tiles_of_4_bits(pad(codes, more), scales, minimums, weight.group)
+        tiles = tiles_of_4_bits(codes, scales, parts["minimums"], weight.group)
         return CodedMatrix(tiles, None, weight.format, shape)
-    codes, nothing = parts["values"].view(torch.uint8), 0
-    if isinstance(weight, Int8Weight):
-        codes, nothing = codes ^ SIGN, SIGN
     columns = columns and isinstance(weight, Int8Weight)
-    in_int8 = paired_columns if columns else tiles_of_8_bits
-    order = in_int8 if isinstance(weight, Int8Weight) else ordered_codes
-    scales = pad(parts["scales"], (0, shape[0] - outputs))
-    ordered = order(pad(codes, more, value=nothing))
-    return CodedMatrix(ordered, scales, weight.format, shape, columns)
+    order = ordered_codes if isinstance(weight, Fp8Weight) else paired_columns if columns else tiles_of_8_bits
+    return CodedMatrix(order(codes), scales, weight.format, shape, columns)
+
+
+def filled(weight: Weight, device: torch.device) -> dict[str, Tensor]:
+    """Its parts on a GPU, with zeros up to a multiple of OUTPUT_MULTIPLE outputs.
+
+    Values are bytes `[outputs, inputs]`, but for nf4, of which a byte has two. To int8 SIGN is added.
+    """
+    parts = {name: part.to(device) for name, part in weight.parts.items()}
+    nothing = SIGN if isinstance(weight, Int8Weight) else 0
+    if isinstance(weight, Int8Weight | Fp8Weight):
+        parts["values"] = parts["values"].view(torch.uint8) ^ nothing
+    elif isinstance(weight, Int4Weight | SmallFloatWeight):
+        bits = weight.bits() if isinstance(weight, SmallFloatWeight) else 4
+        parts["values"] = unpack_codes(parts["values"], bits, weight.shape[1])
+    outputs = weight.shape[0]
+    more = (0, round_up_outputs(outputs) - outputs)
+    fill = {"values": nothing}
+    return {
+        name: pad(part, (0, 0) * (part.dim() - 1) + more, value=fill.get(name, 0))
+        for name, part in parts.items()
+    }
 
 
 def round_up_outputs(outputs: int) -> int:

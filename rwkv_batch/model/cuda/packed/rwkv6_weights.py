@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.cuda.packed.protocol import PackedWeights
 from rwkv_batch.model.cuda.packed.weights import RANK_MULTIPLE, pack_head, padded, round_up
 from rwkv_batch.model.description import Norm, norm_tensors, normed_embedding
 from rwkv_batch.model.rwkv6_description import Rwkv6LayerTensors, rwkv6_layer_tensors
@@ -39,17 +40,14 @@ class Rwkv6CudaLayer:
 
 
 @dataclass(frozen=True)
-class Rwkv6CudaWeights:
-    """A model's weights on one GPU."""
+class Rwkv6CudaWeights(PackedWeights):
+    """Those of RWKV-6."""
 
-    embedding: Tensor  # [vocab, C], its layer norm applied
+    head: Tensor
     layers: list[Rwkv6CudaLayer]
-    norm_out: Norm
-    head: Tensor  # [vocab and rows of zeros, C]
 
     @property
     def buffer_shape(self) -> BufferShape:
-        """The sizes of a step's buffers."""
         layer = self.layers[0]
         ranks = {"mix": layer.mix_outer.shape[1], "decay": len(layer.decay_inner)}
         return BufferShape(len(layer.output), len(layer.key), ranks, self.head.device)
@@ -71,9 +69,9 @@ def pack_rwkv6(checkpoint: Checkpoint, device: torch.device) -> Rwkv6CudaWeights
     ]
     return Rwkv6CudaWeights(
         normed_embedding(tensors, device, torch.float16),
-        packed,
         norm_tensors(tensors, "ln_out").to(device, torch.float16),
         pack_head(tensors["head.weight"], device),
+        packed,
     )
 
 

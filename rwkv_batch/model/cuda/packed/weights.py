@@ -13,6 +13,7 @@ from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix
 from rwkv_batch.model.cuda.packed.packing import HOPPER, Packer
+from rwkv_batch.model.cuda.packed.protocol import PackedWeights
 from rwkv_batch.model.description import (
     DeepEmbedTensors,
     LayerTensors,
@@ -68,13 +69,10 @@ class CudaLayer:
 
 
 @dataclass(frozen=True)
-class CudaWeights:
-    """A model's weights on one GPU."""
+class CudaWeights(PackedWeights):
+    """Those of RWKV-7; the embedding of formats of ON_HOST is in host memory."""
 
-    embedding: Tensor  # [vocab, C], its layer norm applied; in pinned host memory with formats of ON_HOST
     layers: list[CudaLayer]
-    norm_out: Norm
-    head: LargeMatrix  # [vocab, C]; rows of zeros are added up to a multiple
     vocab: int
 
     @property
@@ -96,7 +94,6 @@ class CudaWeights:
 
     @property
     def buffer_shape(self) -> BufferShape:
-        """The sizes of a step's buffers."""
         layer = self.layers[-1]  # layer 0 has no "v"
         ranks = {name: len(w) for name, w in layer.low_in.items()}
         output = layer.output
@@ -116,23 +113,31 @@ def pack_weights(
     """
     tensors, packer = checkpoint.tensors, Packer(checkpoint.packed.values(), device, architecture)
     # The largest rank of any layer, as layers share their buffers: a checkpoint may have other ranks in each.
-    found: dict[str, list[int]] = {}
-    for layer in range(checkpoint.layers):
-        for name in low_rank_names(layer):
-            found.setdefault(name, []).append(tensors[f"blocks.{layer}.att.{name}1"].shape[1])
-    ranks = {name: round_up(max(sizes), RANK_MULTIPLE) for name, sizes in found.items()}
+    ranks = {
+        name: round_up(
+            max(
+                tensors[f"blocks.{layer}.att.{name}1"].shape[1]
+                for layer in range(checkpoint.layers)
+                if name in low_rank_names(layer)
+            ),
+            RANK_MULTIPLE,
+        )
+        for name in low_rank_names(checkpoint.layers - 1)
+    }
     # One layer at a time: an adapter is merged as a tensor is read.
-    layers = (layer_tensors(tensors, checkpoint.packed, index) for index in range(checkpoint.layers))
-    embedding = normed_embedding(tensors, device, torch.float16)
-    packed_layers = [_pack_layer(layer, ranks, embedding, packer, few_rows) for layer in layers]
+    embedding, packed = normed_embedding(tensors, device, torch.float16), checkpoint.packed
+    packed_layers = [
+        _pack_layer(layer_tensors(tensors, packed, index), ranks, embedding, packer, few_rows)
+        for index in range(checkpoint.layers)
+    ]
     if checkpoint.weights in ON_HOST and device.type == "cuda":
         embedding = embedding.cpu().pin_memory()
     head = matrix(tensors, checkpoint.packed, "head")
     return CudaWeights(
         embedding,
-        packed_layers,
         norm_tensors(tensors, "ln_out").to(device, torch.float16),
         packer.pack(head) if isinstance(head, Weight) else pack_head(head, device),
+        packed_layers,
         checkpoint.vocab,
     )
 
@@ -154,8 +159,8 @@ def _pack_layer(
     def large(found: Matrix) -> LargeMatrix:
         return packer.pack(found) if isinstance(found, Weight) else half(found)
 
-    value = layer.ffn_value
-
+    value, x_k = layer.ffn_value, half(layer.ffn_mix)
+    nothing = torch.zeros_like(x_k)
     return CudaLayer(
         norm1=layer.ln1.to(device, torch.float16),
         mixes=torch.stack([half(mix) for mix in layer.mixes.values()]),
@@ -169,7 +174,7 @@ def _pack_layer(
         group_norm=layer.ln_x.to(device, torch.float16),
         output=large(layer.output),
         norm2=layer.ln2.to(device, torch.float16),
-        x_k=_channel_mixes(half(layer.ffn_mix), layer.deep_embed is not None),
+        x_k=torch.stack([x_k, nothing, nothing] if layer.deep_embed else [x_k]),
         key=large(layer.ffn_key),
         value=half(value).T.contiguous() if isinstance(value, Tensor) else packer.pack(value, few_rows),
         deep_embed=None if layer.deep_embed is None else _pack_deep_embed(layer.deep_embed, embedding),
@@ -179,14 +184,7 @@ def _pack_layer(
 def _side_by_side(matrices: list[LargeMatrix]) -> Tensor | tuple[CodedMatrix, ...]:
     """Of one format."""
     tensors = [one for one in matrices if isinstance(one, Tensor)]
-    if tensors:
-        return torch.stack(tensors)
-    return tuple(one for one in matrices if isinstance(one, CodedMatrix))
-
-
-def _channel_mixes(x_k: Tensor, with_token: bool) -> Tensor:
-    nothing = torch.zeros_like(x_k)
-    return torch.stack([x_k, nothing, nothing] if with_token else [x_k])
+    return torch.stack(tensors) if tensors else tuple(one for one in matrices if isinstance(one, CodedMatrix))
 
 
 def _pack_deep_embed(tensors: DeepEmbedTensors, embedding: Tensor) -> CudaDeepEmbed:

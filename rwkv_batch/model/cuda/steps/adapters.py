@@ -8,7 +8,6 @@ from torch import Tensor
 
 from rwkv_batch.ops.cuda.abi import (
     ADAPTER_ADD,
-    ADAPTER_ADD_FLOAT,
     ADAPTER_PARTS,
     ADAPTER_SPLITS,
     ADAPTER_TILE,
@@ -16,7 +15,7 @@ from rwkv_batch.ops.cuda.abi import (
     AdapterPart,
     ReadoutInput,
 )
-from rwkv_batch.ops.cuda.binding import Addend, Kernels
+from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.inputs.staging import Uploads
 from rwkv_batch.ops.low_rank import ENTRY, TARGETS, LowRankAdapter, filled, shapes, slot_numbers
@@ -131,6 +130,7 @@ class StepAdapters:
 
     def __init__(self, slots: AdapterSlots | None, b: Buffers) -> None:
         self._slots, self._b = slots, b
+        self._tiles = most_tiles(slots.slots, len(b.x)) if slots else 0
         self._input, self._parts = AdapterInput(), 0
 
     def __bool__(self) -> bool:
@@ -156,31 +156,20 @@ class StepAdapters:
                 n=n,
                 k=k,
             )
-        slots.kernels.adapter_shrink(self._input, self._parts, self._tiles(slots), prefetch)
+        slots.kernels.adapter_shrink(self._input, self._parts, self._tiles, prefetch)
 
     def readout(self, layer: int) -> ReadoutInput | None:
         """By what is scaled what the rows read out of their states."""
         return self._slots.readout(layer) if self._slots else None
 
     def expand(self, ys: Sequence[Tensor], output: int = ADAPTER_ADD) -> None:
-        """Add B A x to what the GEMMs have made: `[T, outputs]` each."""
+        """Add B A x to what the GEMMs have made: `[T, outputs]` each, or partial sums."""
         slots = self._slots
         if slots is None:
             return
         for place, y in enumerate(ys):
             self._input.part[place].y = y.data_ptr()
-        slots.kernels.adapter_expand(self._input, self._parts, self._tiles(slots), output)
-
-    def add(self, added: Addend) -> Addend:
-        """Add what adapters give to what a norm will add up, which is returned."""
-        if added.partials is not None:
-            self.expand([added.partials], ADAPTER_ADD_FLOAT)
-        elif added.y is not None:
-            self.expand([added.y])
-        return added
-
-    def _tiles(self, slots: AdapterSlots) -> int:
-        return most_tiles(slots.slots, len(self._b.x))
+        slots.kernels.adapter_expand(self._input, self._parts, self._tiles, output)
 
 
 def adapter_bytes(sizes: tuple[int, int, int], slots: int, most_rank: int, steps: Sequence[int]) -> int:

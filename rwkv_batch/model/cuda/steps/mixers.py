@@ -1,26 +1,17 @@
 """The kernels of a layer that touch states, and what the time mix's takes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import cycle
 
 from torch import Tensor
 
 from rwkv_batch.model.cuda.packed.weights import CudaLayer
-from rwkv_batch.ops.cuda.abi import ReadoutInput, TimeMixInput
+from rwkv_batch.ops.cuda.abi import TimeMixInput
 from rwkv_batch.ops.cuda.binding import Kernels, NormMix, RowBounds
 from rwkv_batch.ops.cuda.buffers import Buffers, StepBuffers
 from rwkv_batch.ops.cuda.gemms import pointer
 
 NormMixer = Callable[[NormMix], None]
-
-
-@dataclass(frozen=True)
-class Mixers:
-    """The two kernels that touch states, in the form for decode steps or for packed rows."""
-
-    norm_mix: NormMixer
-    wkv: Callable[[TimeMixInput, ReadoutInput | None], None]
 
 
 def decode_norms(kernels: Kernels, b: StepBuffers, slots: Tensor) -> NormMixer:

@@ -72,14 +72,19 @@ def _tensors(layer: CudaLayer, last: CudaLayer) -> dict[str, Tensor | None]:
     for name, matrix in zip(MATRICES, large, strict=True):
         coded = isinstance(matrix, CodedMatrix)
         found |= {name: matrix.codes if coded else matrix, f"{name}_scales": matrix.scales if coded else None}
-    (norm1, norm1_bias), (norm2, norm2_bias), (group, group_bias) = layer.norm1, layer.norm2, layer.group_norm
-    found |= {"norm1_weight": norm1, "norm1_bias": norm1_bias, "mixes": layer.mixes}
-    found |= {"norm2_weight": norm2, "norm2_bias": norm2_bias, "x_k": layer.x_k}
-    found |= {f"{name}0": layer.offsets.get(name) for name in "wav"}
     return found | {
+        "norm1_weight": layer.norm1.weight,
+        "norm1_bias": layer.norm1.bias,
+        "mixes": layer.mixes,
+        "norm2_weight": layer.norm2.weight,
+        "norm2_bias": layer.norm2.bias,
+        "x_k": layer.x_k,
+        "w0": layer.offsets["w"],
+        "a0": layer.offsets["a"],
+        "v0": layer.offsets.get("v"),
         "k_k": layer.k_k,
         "k_a": layer.k_a,
         "r_k": layer.r_k,
-        "group_weight": group,
-        "group_bias": group_bias,
+        "group_weight": layer.group_norm.weight,
+        "group_bias": layer.group_norm.bias,
     }

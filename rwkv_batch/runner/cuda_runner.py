@@ -68,7 +68,7 @@ class QueuedDraws:
 
 
 class CudaRunner:
-    """See Runner. fp16."""
+    """The runner of a model in fp16 over the kernels for GPUs; see Runner."""
 
     run_ahead_stop_ids, limits = STOPS, GPU_LIMITS
     dtype = CudaModel.dtype
@@ -81,6 +81,7 @@ class CudaRunner:
         sampler: SamplerName,
         adapters: AdapterRoom = NO_ADAPTERS,
     ) -> None:
+        self.devices: tuple[torch.device, ...] = (model.device,)
         self.model, self.device, self._wkv_dtype, self._sampler = model, model.device, wkv_dtype, sampler
         self._invariant = model.kernels.invariant
         self.most_steps = 1 if self._invariant else MOST_STEPS

@@ -156,7 +156,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         adapters: Sequence[int] = (),
         scores: PromptScores | None = None,
     ) -> Tensor:
-        """The same as `TorchModel.forward`: no writes to states are deferred behind it.
+        """Run packed rows; see `TorchModel.forward`. No writes to states stay deferred.
 
         Raises ValueError for rows that do not fit together, IndexError for ids that the model does not have.
         """

@@ -128,7 +128,7 @@ class Kernels(GemmKernels):
         )
 
     def norm_mix_prefill(self, x: Tensor, to: Tensor, mix: NormMix, rows: RowBounds) -> None:
-        """As `norm_mix_decode` for packed rows; `next_at_once` changes nothing.
+        """Norm and token shift of packed rows; see `norm_mix_decode`. `next_at_once` changes nothing.
 
         The residual stream goes from x to `to`, both `[T, C]`.
         """
@@ -247,7 +247,7 @@ class Kernels(GemmKernels):
         self._call("rwkv_wkv6", byref(inputs), tokens, tokens, slots.data_ptr(), None, int(fp32))
 
     def wkv6_packed(self, inputs: Wkv6Input, tokens: int, rows: RowBounds, fp32: bool) -> None:
-        """As `wkv6` for packed rows, of any number of tokens each."""
+        """The recurrence of RWKV-6 over packed rows of any number of tokens; see `wkv6`."""
         count, slots = len(rows.slots), rows.slots.data_ptr()
         self._call("rwkv_wkv6", byref(inputs), tokens, count, slots, byref(rows.input), int(fp32))
 

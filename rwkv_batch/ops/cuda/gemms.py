@@ -135,7 +135,7 @@ class GemmKernels:
         beside: Sequence[Part] = (),
         partial_sums: bool = False,
     ) -> None:
-        """As `gemm_tile` with codes of 8 or 4 bits.
+        """GEMMs with weights of 8 or 4 bits; see `gemm_tile`.
 
         prefetch: weights that the next kernel reads. beside: GEMMs as of `gemm_stream`, with small w, in the
         same launch, for M up to TILE_FEW_ROWS. partial_sums: y of the only GEMM is `[P, M, N]` in fp32 (P:
@@ -164,7 +164,7 @@ class GemmKernels:
     def gemm_many_codes(
         self, ws: Codes, xs: Sequence[Tensor], ys: Sequence[Tensor], activation: int = IDENTITY
     ) -> None:
-        """As `gemm_tile_codes` for hundreds of rows; not of fp8."""
+        """GEMMs with int8 or int4 for hundreds of rows; see `gemm_tile_codes`."""
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
         group, square = ws.group, int(activation == RELU_SQUARE)
         shape = many_shape(len(xs), n, m, codes=True)
@@ -199,7 +199,7 @@ class GemmKernels:
         activation: int = IDENTITY,
         most_rows: int = 256,
     ) -> None:
-        """As `gemm_tile_codes` with fp8 on both sides: x `[M, K]` codes in the same order, scales `[M]`.
+        """GEMMs with fp8 on both sides: x `[M, K]` codes in the order of w, scales `[M]`.
 
         K is a multiple of 128. most_rows: of x in a tile. Hundreds of rows have a kernel of their own.
         """
@@ -235,7 +235,7 @@ class GemmKernels:
         prefetch: Tensor | None = None,
         together: bool = False,
     ) -> Tensor:
-        """As `gemm_sparse` with codes of int8 (`orders.paired_columns`), and scales `[N]` in fp32."""
+        """A sparse GEMM with int8 (`orders.paired_columns`), scales `[N]` in fp32; see `gemm_sparse`."""
         places, rows = map(Tensor.data_ptr, (h, w, scales, partials)), len(h)
         self._call("rwkv_gemm_sparse8", *places, rows, *w.shape, int(together), *prefetched(prefetch))
         return partials[: 1 if together else SPARSE_SPLITS]

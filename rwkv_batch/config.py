@@ -40,7 +40,7 @@ class EngineConfig(ProcessConfig):
     adapter_cache_mb: int = 4096  # host memory for those that are loaded; the others are read again
     mole_router: MoleRouter | None = None  # the rule by which experts of an adapter are chosen
     device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:1"
-    engines: int = 1  # on this host, among which its memory and threads are divided
+    replicas: int = 1  # engines on this host, among which its memory and threads are divided
     place: int = 0  # which of them this is
     on_device: int = 1  # of them, those on the same device
     databases: str = ""  # where they have databases in common: the folder of the sockets to those who write
@@ -83,7 +83,7 @@ def on_each(
                 device=device,
                 state_db=config.state_db if config.state_db != IN_MEMORY else str(folder / f"{number}.db"),
                 databases=str(folder),
-                engines=len(devices),
+                replicas=len(devices),
                 place=place,
                 on_device=devices.count(device),
                 threads=config.threads and max(1, config.threads // len(devices)),

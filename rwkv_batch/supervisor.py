@@ -57,8 +57,8 @@ def run_engine(
     configs: tuple[EngineConfig, ...], address: str, changes: Sequence[bytes], control: Connection
 ) -> None:
     keep_streams()
-    if configs[0].engines > 1:  # which share the cores, unless somebody has divided them already
-        threads = max(1, len(os.sched_getaffinity(0)) // configs[0].engines)
+    if configs[0].replicas > 1:  # which share the cores, unless somebody has divided them already
+        threads = max(1, len(os.sched_getaffinity(0)) // configs[0].replicas)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     # oneDNN keeps what it makes for every shape of a product; batches have hundreds of shapes, and making one
     # anew costs nothing. Torch reads both when it is imported.

@@ -199,7 +199,7 @@ def open_store(
     """The configured database, with a limit to its size. `shared`: see there. Raises StoreError."""
     if not config.state_db or config.state_db == IN_MEMORY:
         return None
-    share = replace(share, host=share.host // config.engines)  # the others have the same database
+    share = replace(share, host=share.host // config.replicas)  # the others have the same database
     limit = config.l3_bytes and config.l3_bytes // share.host
     store: SessionStore
     if shared:

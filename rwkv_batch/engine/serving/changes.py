@@ -74,7 +74,7 @@ class ModelChanges:
     ) -> None:
         self._shared = shared
         self._models, self._configs, self._announce, self._wake = models, configs, announce, wake
-        self._hosts = len(configs) * configs[0].engines
+        self._hosts = len(configs) * configs[0].replicas
         served = zip((info.model for info in models.infos), configs, strict=True)
         self._databases = {name: config.state_db for name, config in served}
         self._under_way = ""  # what is changed now

@@ -103,7 +103,7 @@ def _load(
     configs: Sequence[EngineConfig], wake: Callable[[], None], shared: SharedDatabase | None
 ) -> list[Engine]:
     """The weights of all models come first; the memory that they leave is divided."""
-    hosts = len(configs) * configs[0].engines
+    hosts = len(configs) * configs[0].replicas
     with ExitStack() as on_error:
         stores = []  # first, as a database that is in use is known at once
         for config in configs:

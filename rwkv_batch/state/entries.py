@@ -6,13 +6,14 @@ before it, and an image is a stored state.
 """
 
 import hashlib
+import sys
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import numpy as np
 
 if TYPE_CHECKING:  # the process that writes for all engines of a host runs without torch
     from torch import Tensor
@@ -23,6 +24,7 @@ Tier = Literal["L1", "L2", "L3"]
 
 NONE = 0  # in place of a turn's id: the beginning, where nothing has been fed
 EMPTY_DIGEST = bytes(16)
+_CODES = {2: "H", 4: "I"}  # of arrays of ids, by the bytes of each
 # In place of the id of the turn that a change of a session follows:
 ANY = -1  # in place of the turn that the session ends with: any
 DAMAGED = -2  # nothing, as its row cannot be read
@@ -347,16 +349,25 @@ def digest(parent: bytes, prompt: Sequence[int], completion: Sequence[int]) -> b
 
 def pack(tokens: Sequence[int]) -> bytes:
     """Token ids as bytes: the bytes of each id, 2 or 4, then the ids, the lowest byte first."""
-    ids = np.array(tokens, "<u4")
-    width = 2 if len(ids) == 0 or ids.max() < 1 << 16 else 4
-    return bytes([width]) + ids.astype(f"<u{width}").tobytes()
+    data = _in_order(array("I", tokens)).tobytes()
+    if max(tokens, default=0) < 1 << 16:
+        return b"\2" + array("H", data)[::2].tobytes()
+    return b"\4" + data
 
 
 def unpack(data: bytes) -> list[int]:
     """Raises ValueError if these are no packed ids."""
-    if not data or data[0] not in (2, 4):
+    if not data or data[0] not in _CODES:
         raise ValueError("no token ids")
-    ids: list[int] = np.frombuffer(data, f"<u{data[0]}", offset=1).tolist()
+    ids = array(_CODES[data[0]])
+    ids.frombytes(memoryview(data)[1:])
+    return _in_order(ids).tolist()
+
+
+def _in_order(ids: "array[int]") -> "array[int]":
+    """With the lowest byte of each first, or back."""
+    if sys.byteorder == "big":
+        ids.byteswap()
     return ids
 
 

@@ -126,7 +126,7 @@ class Rounds:
         import_once()
         self.tally, self._folder, self._draw = tally or Tally(), folder, random.Random(seed)
         self._stop_seconds, self._number = stop_seconds, seed * 1000
-        self.host = ProcessHost(folder / "sessions.db")
+        self.host = ProcessHost(folder / "sessions.db", forkserver)
         self.host.start()
         self._stopped: set[Path] = set()  # notes of engines that have been
         self._engines = [self._begin() for _ in range(engines)]

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -101,15 +102,19 @@ class ThreadHost(Host):
 
 
 class ProcessHost(Host):
-    """It writes in a process of its own, as for a server."""
+    """It writes in a process of its own, as for a server. context: how that is started."""
+
+    def __init__(self, path: Path, context: BaseContext = spawn) -> None:
+        super().__init__(path)
+        self._context = context
 
     process: multiprocessing.process.BaseProcess
     _control: Connection
 
     def start(self, first: bool = True) -> None:
-        self._control, theirs = spawn.Pipe()
+        self._control, theirs = self._context.Pipe()
         service = DatabaseService(str(self.path), self.address, first)
-        self.process = spawn.Process(target=serve, args=(service, theirs), daemon=True)
+        self.process = self._context.Process(target=serve, args=(service, theirs), daemon=True)
         self.process.start()
         theirs.close()
         refusal = self._control.recv()

@@ -1,16 +1,15 @@
 """The kernels for AMD GPUs as a library for a CPU, where test/emulator/emulator.h runs their threads."""
 
 import ctypes
-import hashlib
 import os
 import re
 import shutil
 import subprocess
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rwkv_batch.ops.compiled import hip
+from rwkv_batch.ops.compiled import hip, libraries
+from rwkv_batch.ops.cpu.build import processor
 from rwkv_batch.ops.cuda import abi, build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,14 +27,12 @@ IN_CPP = {
 
 
 def load(target: str) -> ctypes.CDLL:
-    """The kernels for an AMD GPU of build.TILES, compiled first if they have changed."""
+    """The kernels for an AMD GPU of build.TILES, compiled first if no checkout has done so."""
     files = [*hip.inputs(), *sorted(EMULATOR.iterdir()), Path(__file__)]
-    digest = hashlib.sha256(target.encode() + b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-    path = ROOT / "build" / "emulated" / f"{target}-{digest}" / "kernels.so"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            os.replace(_compile(Path(folder), target), path)
+    words = (target, *FLAGS, processor())
+    path = libraries.library(
+        f"emulated-{target}", libraries.digest(files, words), lambda folder: _compile(folder, target)
+    )
     library = ctypes.CDLL(str(path))
     assert abi.mismatch(library) is None
     return library

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from compiled_once import complaints
 
 from rwkv_batch.model.cuda.steps.graphs import decode_sizes
 from rwkv_batch.ops.compiled import hip, kernel_cache, libraries
@@ -26,24 +27,49 @@ def test_every_file_compiles_for_every_architecture(file, tmp_path, nvcc):
         f"-gencode=arch=compute_{first},code=[{','.join(f'sm_{arch}' for arch in made)}]"
         for first, made in ARCHITECTURES.items()
     ]
-    done = subprocess.run(
-        [
-            nvcc,
-            *build.FLAGS,
-            *targets,
-            "--threads",
-            "2",
-            "-Werror",
-            "all-warnings",
-            "-c",
-            str(file),
-            "-o",
-            str(tmp_path / "out.o"),
-        ],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    flags = [*build.FLAGS, *targets, "--threads", "2", "-Werror", "all-warnings"]
+    wrong = complaints(nvcc, flags, file, tmp_path / "out.o")
+    assert not wrong, wrong
+
+
+class TestWhatHasCompiled:
+    """A compiler that counts its calls, and takes a file unless it or what it includes says "wrong"."""
+
+    @pytest.fixture
+    def compiler(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+        monkeypatch.setenv("RWKV_BATCH_CACHE", str(tmp_path / "cache"))
+        program = tmp_path / "compiler"
+        program.write_text(
+            f'#!/bin/sh\n[ "$1" != --version ] || exit 0\necho >> {tmp_path}/calls\n'
+            f"! grep -q wrong {tmp_path}/*.cu* || {{ echo no >&2; exit 1; }}\n"
+        )
+        program.chmod(0o755)
+        (tmp_path / "one.cu").write_text('#include "first.cuh"\n')
+        (tmp_path / "first.cuh").write_text('#include "second.cuh"\n')
+        (tmp_path / "second.cuh").write_text("fine\n")
+        return str(program)
+
+    def compiled(self, compiler: str, folder: Path, *flags: str) -> str:
+        return complaints(compiler, list(flags), folder / "one.cu", folder / "out.o")
+
+    def test_is_not_compiled_again(self, compiler, tmp_path):
+        assert [self.compiled(compiler, tmp_path) for _ in range(3)] == [""] * 3
+        assert (tmp_path / "calls").read_text() == "\n"
+
+    @pytest.mark.parametrize("changed", ["one.cu", "first.cuh", "second.cuh", "flags"])
+    def test_is_compiled_when_something_has_changed(self, compiler, tmp_path, changed):
+        assert not self.compiled(compiler, tmp_path)
+        if changed != "flags":
+            with (tmp_path / changed).open("a") as file:
+                file.write("more\n")
+        assert not self.compiled(compiler, tmp_path, *(["-O1"] if changed == "flags" else []))
+        assert (tmp_path / "calls").read_text() == "\n\n"
+
+    def test_what_was_wrong_is_compiled_until_it_is_right(self, compiler, tmp_path):
+        (tmp_path / "second.cuh").write_text("wrong\n")
+        assert [self.compiled(compiler, tmp_path) for _ in range(2)] == ["no\n"] * 2
+        (tmp_path / "second.cuh").write_text("right\n")
+        assert not self.compiled(compiler, tmp_path)
 
 
 def test_what_sources_distinguish():

@@ -125,7 +125,8 @@ class AnswerReader:
 
     `thought`: what the prompt says of a thought, "" for nothing; None: the answer goes on with a text, and
     has no thought. `calls`: whether calls are looked for, `names`: of which tools (None: any), `most`: how
-    many count (None: all). `opening` is text of the answer that the prompt already holds.
+    many count (None: all). `opening` is text of the answer that the prompt already holds; it is not shown
+    where the model has written nothing behind it.
     """
 
     def __init__(
@@ -139,8 +140,7 @@ class AnswerReader:
         split = thought is not None and not opening  # behind the beginning of a call there is no thought
         self._think = ThinkSplitter(thought or "") if split else None
         self._calls = CallReader(ToolCallParser(names, most)) if calls else None
-        if self._calls:
-            self._calls.feed(opening)
+        self._opening = opening if calls else ""
 
     @property
     def thinking(self) -> bool:
@@ -154,6 +154,8 @@ class AnswerReader:
 
     def feed(self, text: str) -> AnswerPart:
         """What can be shown after `text`."""
+        if text and self._opening:
+            text, self._opening = self._opening + text, ""
         reasoning, text = self._think.feed(text) if self._think else ("", text)
         return AnswerPart(reasoning, self._calls.feed(text) if self._calls else text)
 

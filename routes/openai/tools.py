@@ -78,7 +78,10 @@ class ToolUse:
         name = json.dumps(function["name"], ensure_ascii=False)
         begin = f'{form.before}{CALL_BEGIN}{name}, "arguments":'.removeprefix(opening)
         strict = function["name"] in self.strict
-        schema = {"type": "object"} | (function.get("parameters") or {} if binds or strict else {})
+        parameters = function.get("parameters")
+        if parameters is None:  # then the function takes no arguments
+            parameters = {"properties": {}}
+        schema = {"type": "object"} | (parameters if binds or strict else {})
         i = self.offered.index(tool)
         field = f"{self.places[i] if self.places else f'tools[{i}]'}.{self.schema_field}"
         arguments = arguments_by(schema, field, strict)

@@ -226,6 +226,8 @@ def test_a_limit_of_0_generates_nothing():
     assert prepared.request.max_tokens == 0
     message = whole(prepared, RowDelta(0, "", 0, "length"))
     assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "max_tokens", 0)
+    demanded = prepare(max_tokens=0, tools=[TOOL], tool_choice={"type": "any"})
+    assert whole(demanded, RowDelta(0, "", 0, "length")).content == []
 
 
 @pytest.mark.parametrize(

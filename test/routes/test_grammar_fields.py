@@ -246,6 +246,17 @@ def test_behind_a_thought_all_of_the_call_is_bound():
     assert made.grammar and made.grammar.head.closes
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_function_without_parameters_takes_no_arguments(strict: bool):
+    """As OpenAI has it; an empty schema allows any."""
+    bare, free = ({"name": "f", "strict": strict, **more} for more in ({}, {"parameters": {}}))
+    schemas = []
+    for function in (bare, free):
+        made = asked(tools=[{"type": "function", "function": function}], tool_choice="required")
+        schemas.append(calls(made)["first"][0][1]["schema"])
+    assert schemas == [{"type": "object", "properties": {}}, {"type": "object"}]
+
+
 def test_a_strict_tool_binds_what_follows_the_beginning_of_a_call():
     made = asked(tools=[tool("f", True)])
     assert calls(made)["until"] == '<tool_call>{"name": ' and made.stop_strings

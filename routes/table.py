@@ -55,6 +55,7 @@ from routes.ollama import prepare as ollama
 from routes.openai import chat, completions, fim, models, tokenizer
 from routes.openapi import page
 from routes.openapi.document import document
+from routes.page import defaults as page_defaults
 from routes.page import files
 from routes.responses import routes as responses
 from routes.unserved import of_other_servers
@@ -166,6 +167,7 @@ ROUTES = (
     Route("GET",        "/metrics",                             native_shape, metrics.metrics),
     Route("GET",        "/stats",                               native_shape, metrics.stats),
     Route("GET",        "/",                                    native_shape, root),
+    Route("GET",        "/page/defaults.json",                  native_shape, page_defaults.defaults),
     Route("GET",        "/page/:file",                          native_shape, files.file),
     Route("GET",        "/page/vendor/:file",                   native_shape, files.vendored),
 

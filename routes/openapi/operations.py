@@ -80,6 +80,7 @@ from routes.openai.shapes import (
     TokensText,
 )
 from routes.openai.tokenizer import DetokenizeBody, TokenCountBody, TokenizeBody
+from routes.page.defaults import PageDefaults
 from routes.responses.schemas import ResponsesBody
 from routes.responses.shapes import DeletedResponse, InputItems, InputTokenCount, MadeResponse
 
@@ -276,6 +277,11 @@ OPERATIONS = {
         "The page for browsers, the routes for programs", reply=ServerIndex, gives=(JSON, HTML), open=True
     ),
     "/page/:file": Operation("A file of the page", gives=PAGE_FILES, open=True),
+    "/page/defaults.json": Operation(
+        "How the chats of a model are drawn where a request does not say it",
+        reply=PageDefaults,
+        query=(Chosen,),
+    ),
     "/page/vendor/:file": Operation(
         "A module of somebody else, which the page uses", gives=("text/javascript",), open=True
     ),

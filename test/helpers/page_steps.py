@@ -59,6 +59,12 @@ def show(page: Page, view: str) -> None:
     expect(page.get_by_role("heading", name=view, exact=True)).to_be_visible()
 
 
+def choose(page: Page, action: str) -> None:
+    """Do something with the open session, by its menu."""
+    page.locator("#session-menu-button").click()
+    page.locator("#session-menu").get_by_role("button", name=action).click()
+
+
 def confirm(page: Page, button: str, name: str | None = None) -> None:
     """Answer the question that is open."""
     dialog = page.get_by_role("dialog")

@@ -153,7 +153,7 @@ def test_nothing_is_left_in_english(watched, server):
     expect(page.get_by_text("想问点什么？")).to_be_visible()
     table = page.evaluate("import('./page/texts.js').then(texts => texts.TABLE)")
     same = {key for key, (english, chinese) in table.items() if english == chinese}
-    assert same <= {"topP"} and all(english and chinese for english, chinese in table.values())
+    assert same <= {"topP", "topK"} and all(english and chinese for english, chinese in table.values())
     named = page.evaluate(
         """['text', 'label', 'hint', 'tip'].flatMap(kind =>
         [...document.querySelectorAll(`[data-${kind}]`)].map(element => element.dataset[kind]))"""

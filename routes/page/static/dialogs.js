@@ -16,7 +16,7 @@ import { say } from "./texts.js";
  * @param {(name: string) => Promise<any>} question.act what follows; its error is shown in the dialog
  * @returns {Promise<boolean>} whether it was done
  */
-export function ask({ title, note, values = {}, yes, name, label = "rename", grave = false, act }) {
+export function ask({ title, note, values = {}, yes, name, label = "name", grave = false, act }) {
   const dialog = byId("question");
   const field = byId("question-name");
   const button = byId("question-yes");

@@ -20,6 +20,7 @@
  * @property {string} thought
  * @property {string} answer
  * @property {number} tokens of the answer
+ * @property {number} created seconds since 1970
  */
 
 const PARTS = /\n\n(?=(?:System|User|Assistant|Tool):)/; // the server lets no message hold this
@@ -33,7 +34,7 @@ const THOUGHT = /^\s*<think(?:>(?<thought>[^]*?))?(?:<\/think>|$)(?<answer>[^]*)
  */
 export function turnOf({ turn, prompt, completion, created, start, end, completion_tokens: drawn }) {
   const messages = messagesOf(prompt.replace(/^\n+/, ""));
-  const common = { number: turn, key: `${turn} ${start} ${end} ${created}`, tokens: drawn.length };
+  const common = { number: turn, key: `${turn} ${start} ${end} ${created}`, created, tokens: drawn.length };
   if (messages?.at(-1).role !== "assistant" || messages.length < 2) {
     const asked = [{ role: "user", content: prompt }];
     return { ...common, asked, raw: true, thought: "", answer: completion };

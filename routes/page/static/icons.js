@@ -1,7 +1,7 @@
 /** The icons: lines on a field of 24 by 24. */
 
 const SVG = "http://www.w3.org/2000/svg";
-const FILLED = ["stop"];
+const FILLED = ["stop", "more"];
 
 /** @type {Record<string, string>} name -> path */
 const PATHS = {
@@ -15,6 +15,14 @@ const PATHS = {
   export: "M12 4v11M7.5 10.5 12 15l4.5-4.5M4 19.5h16",
   import: "M12 15V4M7.5 8.5 12 4l4.5 4.5M4 19.5h16",
   delete: "M4 7h16M9 7V4h6v3M6.5 7l1 13h9l1-13M10 11v5M14 11v5",
+  more: "M5 11.3a.7.7 0 1 0 .01 0zM12 11.3a.7.7 0 1 0 .01 0zM19 11.3a.7.7 0 1 0 .01 0z",
+  edit: "M4 20l1-4.5L16 4.5l3.5 3.5L8.5 19zM13.5 7l3.5 3.5",
+  again: "M19.5 12a7.5 7.5 0 1 1-2.2-5.3L20 9.5M20 4v5.5h-5.5",
+  file: "M6 3h8l4 4v14H6zM14 3v4h4M9 12h6M9 16h6",
+  attach: "M19 11.5 12 18.5a4.6 4.6 0 0 1-6.5-6.5l7.5-7.5a3 3 0 0 1 4.3 4.3L10 16a1.5 1.5 0 0 1-2.1-2.1l6.4-6.4",
+  before: "M14.5 6 8.5 12l6 6",
+  after: "M9.5 6l6 6-6 6",
+  close: "M6 6l12 12M18 6 6 18",
   copy: "M8 8h12v12H8zM16 8V4H4v12h4",
   send: "M12 20V5M5.5 11 12 4.5l6.5 6.5",
   stop: "M7 7h10v10H7z",

@@ -2,11 +2,14 @@
 
 import { call, json } from "./api.js";
 import { notify } from "./announce.js";
+import { branchNames, noBranch, stemOf } from "./branches.js";
 import { ask } from "./dialogs.js";
 import { byId, make } from "./dom.js";
 import { freeName } from "./history.js";
 import { chosenModel } from "./models.js";
+import { disown, own, ownSessions } from "./own.js";
 import { language, number, text } from "./texts.js";
+import { download } from "./transcript.js";
 
 const PAGE = 500; // sessions asked for at once
 const OF_RESPONSES = "response:"; // these are continued by the Responses API only
@@ -26,6 +29,18 @@ let open = null; // the id of the session that is shown
 export const sessions = new EventTarget();
 
 const isTaken = (name) => listed.some((each) => each.session_id === name);
+const isKnown = (name) => isTaken(name) || name in ownSessions();
+
+/** What a session is called: a branch has the name of the session that it is one of. */
+export const titleOf = (id) => stemOf(id, isKnown);
+
+/** The sessions that are branches of the same one, itself among them, those used last first. */
+export function familyOf(id) {
+  const stem = titleOf(id);
+  const found = listed.filter((each) => titleOf(each.session_id) === stem);
+  return found.sort((a, b) => b.timestamp - a.timestamp).map((each) => each.session_id);
+}
+
 const chooseSession = (id) => sessions.dispatchEvent(new CustomEvent("open", { detail: id }));
 
 /** Ask for the list again. */
@@ -42,6 +57,7 @@ async function loadPage() {
   listed.push(...page.sessions.filter(({ session_id: id }) => !known.has(id)));
   total = page.total_sessions;
   last = page.sessions.at(-1)?.session_id ?? last;
+  if (listed.length >= total) disown(Object.keys(ownSessions()).filter((id) => !isTaken(id)));
   render();
 }
 
@@ -49,7 +65,7 @@ async function loadPage() {
 export function markOpen(id) {
   open = id;
   for (const link of byId("session-list").querySelectorAll("a")) {
-    if (link.dataset.session === id) link.setAttribute("aria-current", "true");
+    if (id !== null && link.dataset.session === titleOf(id)) link.setAttribute("aria-current", "true");
     else link.removeAttribute("aria-current");
   }
 }
@@ -59,7 +75,19 @@ function render() {
   const shown = listed
     .filter(({ session_id: id }) => !id.startsWith(OF_RESPONSES) && id.toLowerCase().includes(wanted))
     .sort((a, b) => b.timestamp - a.timestamp);
-  byId("session-list").replaceChildren(...shown.map(entry));
+  const mine = ownSessions();
+  const stems = new Set();
+  const [own_, others] = [[], []];
+  for (const session of shown) {
+    const stem = titleOf(session.session_id);
+    if (stems.has(stem)) continue; // another branch was used later
+    stems.add(stem);
+    (stem in mine ? own_ : others).push(entry(session, stem));
+  }
+  byId("own-sessions").replaceChildren(...own_);
+  byId("other-sessions").replaceChildren(...others);
+  byId("others").hidden = !others.length;
+  byId("others-title").hidden = !own_.length; // else there is nothing to tell them from
   byId("no-sessions").hidden = shown.length > 0 || wanted !== "";
   byId("none-found").hidden = shown.length > 0 || wanted === "";
   byId("more-sessions").hidden = listed.length >= total;
@@ -67,11 +95,12 @@ function render() {
   markOpen(open);
 }
 
-function entry({ session_id: id, timestamp, tokens }) {
-  const name = make("span", { class: "name", content: id });
+function entry({ session_id: id, timestamp, tokens }, stem) {
+  const name = make("span", { class: "name", content: stem });
   const facts = `${text("tokensOf", { count: number(tokens) })} · ${ago(timestamp)}`;
   const href = `#chat/${encodeURIComponent(id)}`;
-  const link = make("a", { href, "data-session": id, title: id }, name, make("small", { content: facts }));
+  const small = make("small", { content: facts });
+  const link = make("a", { href, "data-session": stem, title: stem }, name, small);
   return make("li", {}, link);
 }
 
@@ -84,7 +113,8 @@ function ago(timestamp) {
 }
 
 /** A name that no session has. The list that is here may be one page of several. */
-export async function unusedName(name) {
+export async function unusedName(wanted) {
+  const name = noBranch(wanted);
   for (let free = freeName(name, isTaken), count = 2; ; count += 1) {
     if (!(await isStored(free))) return free;
     free = `${name} (${count})`;
@@ -118,16 +148,66 @@ export async function turnsOf(id) {
   }
 }
 
+/**
+ * A name for another version of a session's later turns, with a copy of its first `turns` turns.
+ * @param {string} id
+ * @param {number} turns
+ */
+export async function branchOff(id, turns) {
+  for (const name of branchNames(titleOf(id))) {
+    if (isTaken(name) || (!turns && (await isStored(name)))) continue;
+    try {
+      if (turns) await forkTo(id, name, turns);
+    } catch (error) {
+      if (error.status === 409 && (await isStored(name))) continue; // it was not on the page that is here
+      throw error;
+    }
+    own(name, ownSessions()[id]);
+    return name;
+  }
+}
+
+/** Forget a branch in which nothing was said. */
+export async function dropBranch(name) {
+  if (await isStored(name)) await remove(name);
+  disown([name]);
+}
+
+const forkTo = (id, name, turn) =>
+  json("v1/state/fork", { body: { session_id: id, new_session_id: name, turn, model: chosenModel() } });
+
+const remove = (id) => json("state/delete", { body: { session_id: id, model: chosenModel() } });
+
+/** Ask for a name, and give it to a session with all its branches. @returns {Promise<string | null>} the new id */
+export async function renameSession(id) {
+  const stem = titleOf(id);
+  let made = null;
+  const act = async (wanted) => {
+    const name = noBranch(wanted);
+    if (name === stem) return;
+    const moves = familyOf(id).map((each) => [each, name + each.slice(stem.length)]);
+    for (const [from, to] of moves) await forkTo(from, to);
+    for (const [from, to] of moves) {
+      own(to, ownSessions()[from]);
+      await remove(from);
+    }
+    disown(moves.map(([from]) => from));
+    made = name + id.slice(stem.length);
+  };
+  await ask({ title: "renameTitle", note: "renameText", yes: "rename", label: "name", name: stem, act });
+  if (made !== null) await loadSessions();
+  return made;
+}
+
 /** Ask for a name, copy the session up to a turn, and open the copy. */
 export async function forkSession(id, turn) {
   let copy = "";
   const act = async (name) => {
-    await json("v1/state/fork", {
-      body: { session_id: id, new_session_id: name, turn, model: chosenModel() },
-    });
+    await forkTo(id, name, turn);
+    own(name, ownSessions()[id]);
     copy = name;
   };
-  const name = freeName(`${id} (2)`, isTaken);
+  const name = freeName(`${titleOf(id)} (2)`, isTaken);
   const question = { title: "forkTitle", note: "forkText", yes: "fork", label: "forkName", name, act };
   if (!(await ask(question))) return;
   await loadSessions();
@@ -141,10 +221,13 @@ export function rewindSession(id, turns) {
   return ask({ title: "rewindTitle", note: "rewindText", yes: "rewind", act });
 }
 
-/** Ask, then delete a session. */
+/** Ask, then delete a session with all its branches. */
 export async function deleteSession(id) {
-  const act = () => json("state/delete", { body: { session_id: id, model: chosenModel() } });
-  const values = { name: id };
+  const act = async () => {
+    const ids = familyOf(id);
+    for (const each of ids.length ? ids : [id]) await remove(each);
+  };
+  const values = { name: titleOf(id) };
   if (!(await ask({ title: "deleteTitle", note: "deleteText", values, yes: "remove", grave: true, act })))
     return;
   await leaveSession();
@@ -160,15 +243,14 @@ export async function leaveSession() {
 /** Give a session as a file. */
 export async function exportSession(id) {
   const response = await call(`v1/state/export?${parameters(id)}`);
-  const url = URL.createObjectURL(await response.blob());
-  make("a", { href: url, download: `${id}.rwkvstate` }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 60000);
+  download(await response.blob(), `${titleOf(id)}.rwkvstate`, "application/octet-stream");
 }
 
 async function importSession(file) {
   let made = "";
   const act = async (name) => {
     await json(`v1/state/import?${parameters(name)}`, { body: file });
+    own(name);
     made = name;
   };
   const name = freeName(file.name.replace(/\.rwkvstate$/, ""), isTaken);

@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 JOBS   ?= 2
 
-.PHONY: serve test test-all check browser test-page fuzz test-gpu test-emulated emulated-gfx942 emulated-gfx1100 emulated-gfx1201 test-harness test-clients lint bench kernels sanitize hip-check check-deploy clean
+.PHONY: serve test test-all check with-tools browser test-page fuzz test-gpu test-emulated emulated-gfx942 emulated-gfx1100 emulated-gfx1201 test-harness test-clients lint bench kernels sanitize hip-check check-deploy clean
 
 serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
@@ -21,8 +21,13 @@ test-all: $(VENV)/.installed-dev  # all that run here
 	$(PYTEST) $(ARGS)
 
 check:  # everything, as CI runs it; up to 20 minutes on two cores
-	$(MAKE) --no-print-directory lint check-deploy browser test-all test-emulated hip-check
+	$(MAKE) --no-print-directory --output-sync=target -j2 lint with-tools
+	$(MAKE) --no-print-directory test-all test-emulated hip-check
 	$(MAKE) --no-print-directory fuzz ARGS="--minutes 1"
+
+with-tools: $(VENV)/.installed-dev  # one after the other, as both may install something
+	$(BIN)/python deploy/check.py
+	$(BIN)/python test/helpers/chromium.py
 
 browser: $(VENV)/.installed-dev  # Chromium for the tests of the page; installed where this is Debian and root's
 	$(BIN)/python test/helpers/chromium.py

@@ -16,7 +16,7 @@ from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.pool import savepoints
 from rwkv_batch.state.pool.savepoints import LEAST_TOKENS
 from rwkv_batch.wire.commands import DeleteSession, RewindSession, SessionHistory
-from rwkv_batch.wire.protocol import Accepted, Failed, Progress, Sampling
+from rwkv_batch.wire.protocol import Accepted, Failed, GenerateRequest, Progress, Sampling, SessionTurn
 
 ASCII = Sampling(temperature=1.5, logit_bias=dict.fromkeys([0, *range(129, 400)], -100.0))
 STOPS = ["a", "e!", "\x10", "\x11\x12", "b", "3 "]
@@ -224,6 +224,19 @@ def test_a_leading_token_is_that_of_the_first_turn() -> None:
         driver.say(prompt, "a", prefix_ids=[0])
     turns = driver.ask(SessionHistory("history", "a")).turns
     assert [turn.prompt_tokens for turn in turns] == [[0, *PROMPTS[0]], PROMPTS[1], PROMPTS[2]]
+    driver.engine.close()
+
+
+@pytest.mark.parametrize("source", [None, "b"])
+def test_a_turn_that_does_not_go_on_from_its_session_takes_its_place(source: str | None) -> None:
+    driver = Driver()
+    for session, prompt in (("a", PROMPTS[0]), ("a", PROMPTS[1]), ("b", PROMPTS[3])):
+        driver.say(prompt, session)
+    request = GenerateRequest("anew", [PROMPTS[2]], 6, turn=SessionTurn(source=source, target="a"))
+    driver.engine.add((b"test", "anew"), request)
+    driver.said("anew")
+    turns = driver.ask(SessionHistory("history", "a")).turns
+    assert [turn.prompt_tokens for turn in turns] == [PROMPTS[3], PROMPTS[2]][source is None :]
     driver.engine.close()
 
 

@@ -44,6 +44,7 @@ class StoredTurn(Life):
     turns: "Turns"
     turn: SessionTurn
     source: Session | None = None  # the session that it continues, as it was when the turn began
+    at: SessionAt | None = None  # the session under which it is stored, as that was when the turn began
     parent: Head | None = None  # the end of `source`, with what is known of its images
     completion: list[int] = field(default_factory=list)
     last_delta: RowDelta | None = None  # held back until the commit
@@ -63,6 +64,7 @@ class StoredTurn(Life):
         turns, parts = self.turns, self.turns.parts
         try:
             self.source = turns.find_source(self)
+            self.at = self._find_target()
         except _Refused as refused:
             parts.rows.end(row, "error", Rejected(row.key[1], refused.reason, str(refused)))
             return {}
@@ -141,20 +143,20 @@ class StoredTurn(Life):
 
     def commit(self, row: Row) -> None:
         """Store its tokens."""
-        assert self.target is not None
+        assert self.at is not None
         done, model = partial(self._committed, row), self._model
-        pool, at = self.turns.parts.pool, SessionAt(self.target, self.before)
-        self.head = pool.commit(at, self.parent, row.prompt, self.completion, done, model)
+        self.head = self.turns.parts.pool.commit(
+            self.at, self.parent, row.prompt, self.completion, done, model
+        )
 
     def save(self, row: Row) -> None:
         """Store its state in place of the tokens."""
-        assert self.target is not None
+        assert self.at is not None
         before = self.parent.tokens if self.parent else 0
         tokens = before + len(row.prompt) + len(self.completion)
         self.kept = True
         slot, done = self.turns.parts.scheduler.detach(row), partial(self._committed, row)
-        at = SessionAt(self.target, self.before)
-        self.turns.parts.pool.save(at, slot, tokens, done, self._model)
+        self.turns.parts.pool.save(self.at, slot, tokens, done, self._model)
 
     def finish_unstored(self, row: Row) -> None:
         """Nothing of it is stored."""
@@ -165,6 +167,14 @@ class StoredTurn(Life):
         """The turn is over when it is stored and its state is at its end."""
         if self.committed and self.kept:
             self._end(row)
+
+    def _find_target(self) -> SessionAt | None:
+        """As of `at`. Raises StoreError."""
+        if self.target is None:
+            return None
+        if self.target == self.turn.source or self.turn.branch is not None:
+            return SessionAt(self.target, self.before)
+        return self.turns.parts.pool.at(self.target)  # which it replaces
 
     def _beginning(self, row: Row) -> Beginning:
         """What its slot begins with; nothing while a state of its session is being loaded."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Unpack
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory
@@ -22,7 +22,7 @@ from rwkv_batch.engine.constraints.compiling import CompiledGrammar, GrammarQueu
 from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.loop import StepLoop
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
-from rwkv_batch.engine.offline import check_call, whole_rows
+from rwkv_batch.engine.offline import Options, request_of, whole_rows
 from rwkv_batch.engine.row_adapters.adapters import AdapterMissing, Adapters
 from rwkv_batch.engine.rows.beginnings import Beginnings, StartStateMissing, mixed
 from rwkv_batch.engine.rows.making import RowMaker
@@ -41,17 +41,14 @@ from rwkv_batch.sampling.params import check, drawable
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.prefix_cache import PrefixCache
-from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer, tokenizer_of
+from rwkv_batch.text.tokenizer import Tokenizer, tokenizer_of
 from rwkv_batch.wire.commands import EngineCommand
 from rwkv_batch.wire.protocol import (
     Failed,
     GenerateRequest,
-    Grammar,
-    MixturePart,
     Progress,
     Rejected,
     RowDelta,
-    Sampling,
 )
 from state_pool import StatePool
 
@@ -106,7 +103,7 @@ class Engine:
             runner.allocate(rows, l1, budget, config.capture_late)
         self.step_bytes, self.weight_bytes = memory.step_bytes(runner, rows, l1, budget), loaded.device_bytes
         scheduler, counts = Scheduler(rows, budget, config.max_waiting, slots=rows + l1), EngineCounts()
-        rate, tokenizer = memory.prefill_rate(runner, budget), tokenizer_of(weights.vocab)
+        tokenizer = tokenizer_of(weights.vocab)
         self.parts = EngineParts(
             weights=weights,
             runner=runner,
@@ -115,7 +112,7 @@ class Engine:
             scheduler=scheduler,
             counts=counts,
             rows=Rows(scheduler, counts),
-            pool=state_pool(loaded, config, share, l1, rate, store, scheduler, wake),
+            pool=state_pool(loaded, config, share, l1, store, scheduler, wake),
         )
         self.adapters = Adapters(self.parts, config, wake)
         self.grammars = GrammarQueue(weights.vocab, config.max_waiting * tokenizer.has_texts, wake)
@@ -252,49 +249,24 @@ class Engine:
         self.pool.close()
 
     def generate(
-        self,
-        prompts: Iterable[str | list[int]],
-        *,
-        max_tokens: int = 256,
-        stop_ids: Iterable[int] = (END_OF_TEXT,),
-        stop_strings: Iterable[str] = (),
-        sampling: Sampling | None = None,
-        n: int = 1,
-        start_state: str = "",
-        mixture: Iterable[MixturePart] = (),
-        adapter: str = "",
-        grammar: Grammar | None = None,
-        progress: bool = False,
+        self, prompts: Iterable[str | list[int]], *, progress: bool = False, **options: Unpack[Options]
     ) -> list[RowDelta]:
         """Continue any number of prompts, as many at a time as there are slots; the whole text of each row.
 
         Row i belongs to prompt i // n. progress: with a bar of the rows that have ended. Calls of several
-        threads run one after the other. Raises ValueError, naming what the model cannot do.
+        threads run one after the other. Raises ValueError, naming what the model cannot do, and TypeError.
         """
-        check_call(prompts, stop_strings, n)
-        request = GenerateRequest(
-            id="generate",
-            prompts=list(prompts),
-            max_tokens=max_tokens,
-            n=n,
-            stop_ids=list(stop_ids),
-            stop_strings=list(stop_strings),
-            sampling=sampling or Sampling(),
-            start_state=start_state,
-            mixture=list(mixture),
-            adapter=adapter,
-            grammar=grammar,
-        )
+        request = request_of(prompts, options)
         if not request.prompts:
             return []
         self.parts.prompts.check(request)
         key = OFFLINE, request.id
         with self._generating:
-            compiled = self.grammars.compile(key, request) if grammar else None
+            compiled = self.grammars.compile(key, request) if request.grammar else None
             self._add(key, compiled.request if compiled else request, compiled)
             try:
                 steps = (self.step() for _ in iter(lambda: self.busy or self.masks.wait(), False))
-                return whole_rows(steps, n * len(request.prompts), progress)
+                return whole_rows(steps, request.n * len(request.prompts), progress)
             finally:  # after an interrupt, rows of this call must not answer the next one
                 self.cancel(key)
 

@@ -1,21 +1,52 @@
 """What a caller of `Engine.generate` gives, and gets of the events of its request."""
 
 from collections.abc import Iterable
+from typing import Any, TypedDict
 
 from tqdm import tqdm
 
 from rwkv_batch.engine.scheduling.row import Outbox
 from rwkv_batch.ops.progress import hidden
-from rwkv_batch.wire.protocol import Failed, Progress, RowDelta
+from rwkv_batch.text.tokenizer import END_OF_TEXT
+from rwkv_batch.wire.protocol import (
+    Failed,
+    GenerateRequest,
+    Grammar,
+    MixturePart,
+    Progress,
+    RowDelta,
+    Sampling,
+)
 
 
-def check_call(prompts: object, stop_strings: object, n: int) -> None:
-    """Raises ValueError for what would be read as something else."""
-    for name, given in (("prompts", prompts), ("stop_strings", stop_strings)):
-        if isinstance(given, str):
+class Options(TypedDict, total=False):
+    """What a call may give besides the prompts; where no default is named, that of GenerateRequest."""
+
+    max_tokens: int  # of each row; 256
+    stop_ids: Iterable[int]  # the end of the text
+    stop_strings: Iterable[str]
+    sampling: Sampling | None
+    n: int
+    start_state: str
+    mixture: Iterable[MixturePart]
+    adapter: str
+    grammar: Grammar | None
+
+
+def request_of(prompts: Iterable[str | list[int]], options: Options) -> GenerateRequest:
+    """The request of a call. Raises TypeError for other options, ValueError for what would be misread."""
+    if unknown := ", ".join(options.keys() - Options.__annotations__.keys()):
+        raise TypeError(f"generate has no option {unknown}; it has {', '.join(Options.__annotations__)}.")
+    given: dict[str, Any] = {"prompts": prompts, "max_tokens": 256, "stop_ids": [END_OF_TEXT]}
+    given |= {name: value for name, value in options.items() if value is not None}
+    for name in given.keys() & {"prompts", "stop_ids", "stop_strings", "mixture"}:
+        if isinstance(given[name], str):
             raise ValueError(f"{name} is one text, and its letters would be taken one by one; give a list.")
-    if n < 1:
-        raise ValueError(f"n is {n}; give 1 or more.")
+        given[name] = list(given[name])
+    request = GenerateRequest("generate", **given)
+    if request.n < 1:
+        raise ValueError(f"n is {request.n}; give 1 or more.")
+    return request
 
 
 def whole_rows(steps: Iterable[Outbox], count: int, progress: bool) -> list[RowDelta]:

@@ -99,10 +99,10 @@ def assert_agrees(ledger: Ledger) -> None:
     assert counts.cached_tokens == sum(sum(a.cached_tokens) for a in ledger.accepted.values())
     assert counts.finished == ledger.reasons
     assert counts.generation_tokens == sum(drawn)
-    assert sum(counts.first_token.counts) == len(drawn)
-    assert sum(counts.between_tokens.counts) == sum(drawn) - len(drawn)
-    assert min(counts.between_tokens.counts) >= 0
-    assert sum(counts.whole.counts) == ledger.reasons["stop"] + ledger.reasons["length"]
+    assert sum(counts.waits.first_token.counts) == len(drawn)
+    assert sum(counts.waits.between_tokens.counts) == sum(drawn) - len(drawn)
+    assert min(counts.waits.between_tokens.counts) >= 0
+    assert sum(counts.waits.whole.counts) == ledger.reasons["stop"] + ledger.reasons["length"]
 
 
 def test_counts_are_those_of_the_events(engine):
@@ -225,24 +225,24 @@ def test_times_are_those_between_steps(engine, monkeypatch):
     counts, ahead = engine.counts, isinstance(engine.runner, LateRunner)
     assert [len(row.drawn) for row in rows] == [40, 9]
     seconds = 39 * step + 8 * (2 * step if ahead else step)
-    assert counts.between_tokens.total == pytest.approx(seconds)
-    assert sum(counts.between_tokens.counts) == 39 + 8
-    assert counts.queued.total == pytest.approx(2 * (1.0 + step))
-    assert counts.first_token.total == pytest.approx(2 * (1.0 + (2 if ahead else 1) * step))
+    assert counts.waits.between_tokens.total == pytest.approx(seconds)
+    assert sum(counts.waits.between_tokens.counts) == 39 + 8
+    assert counts.waits.queued.total == pytest.approx(2 * (1.0 + step))
+    assert counts.waits.first_token.total == pytest.approx(2 * (1.0 + (2 if ahead else 1) * step))
 
 
 def test_steps_are_told_apart(engine):
     ledger = Ledger(engine)
     ledger.add(max_tokens=30)
     ledger.step()
-    assert engine.counts.step_kind == "prefill"
+    assert engine.counts.steps.kind == "prefill"
     ledger.step()
-    assert engine.counts.step_kind == "decode"
+    assert engine.counts.steps.kind == "decode"
     ledger.add(prompts=[[7] * 100])
     ledger.step()
-    assert engine.counts.step_kind == "mixed"
+    assert engine.counts.steps.kind == "mixed"
     ledger.finish()
-    rows, tokens = engine.counts.step_rows, engine.counts.step_tokens
+    rows, tokens = engine.counts.steps.rows, engine.counts.steps.tokens
     assert sum(rows.counts) == sum(tokens.counts)
     # what was fed: prompts, and every draw but the last of each row
     assert tokens.total == engine.counts.prefill_tokens + (30 - 1) + (8 - 1)

@@ -109,6 +109,11 @@ def test_a_text_in_place_of_a_list_is_refused(engine: Engine, wrong: dict):
         engine.generate(**{"prompts": ["a"]} | wrong)
 
 
+def test_an_option_that_there_is_not_is_named(engine: Engine):
+    with pytest.raises(TypeError, match=r"no option top_p; it has .*sampling"):
+        engine.generate(["a"], top_p=0.5)
+
+
 def test_no_prompts_have_no_texts(engine: Engine):
     assert engine.generate([]) == []
 

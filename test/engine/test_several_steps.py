@@ -161,12 +161,12 @@ def test_a_new_row_is_read_in_the_next_step(engines: tuple[Engine, Engine]):
 
 def test_counts_are_those_of_tokens(engines: tuple[Engine, Engine]):
     counts = engines[1].counts
-    before, gaps = counts.generation_tokens, sum(counts.between_tokens.counts)
+    before, gaps = counts.generation_tokens, sum(counts.waits.between_tokens.counts)
     found = said(engines[1], request(stop_ids=[END, 24281], stop_strings=["b"]))
     tokens = sum(tokens for _, tokens, *_ in found.values())
     assert counts.generation_tokens - before == tokens
     first = sum(1 for _, tokens, *_ in found.values() if tokens)
-    assert sum(counts.between_tokens.counts) - gaps == tokens - first
+    assert sum(counts.waits.between_tokens.counts) - gaps == tokens - first
 
 
 @pytest.mark.parametrize("ids", [0, 1, 3, 9])

@@ -49,7 +49,6 @@ class Adapters:
 
     def __init__(self, parts: EngineParts, config: EngineConfig, wake: Callable[[], None]) -> None:
         self._parts, self._wake = parts, wake
-        self._checkpoint, self._runner, self._scheduler = parts.weights, parts.runner, parts.scheduler
         self._most_rank, self._limit = config.max_adapter_rank, config.adapter_cache_mb << 20
         self._adapters: dict[str, LoadedAdapter] = {}
         self._loading: set[str] = set()  # names
@@ -95,7 +94,7 @@ class Adapters:
 
     def no_offsets(self) -> str | None:
         """Why start states may not scale what rows read out of their states; None: they may."""
-        if self._checkpoint.family == "rwkv6":
+        if self._parts.weights.family == "rwkv6":
             return "which only RWKV-7 can run; give a state without it"
         if not self._slots:
             return "which takes the place of an adapter; start the server with --max-adapters 1 or more"
@@ -157,7 +156,7 @@ class Adapters:
         for other in [each for each in self._held if each.of is adapter]:
             del self._held[other]  # rows that run with it hold it, too
         self._held.pop(adapter, None)
-        if all(row.life.adapter is not adapter for row in self._scheduler.rows()):
+        if all(row.life.adapter is not adapter for row in self._parts.scheduler.rows()):
             adapter.weights = None
             if adapter.slot is not None:
                 self._slots[adapter.slot] = None
@@ -186,7 +185,7 @@ class Adapters:
         """Run the callbacks of what has been read."""
         while self._callbacks:
             self._callbacks.popleft()()
-            self._scheduler.retry()
+            self._parts.scheduler.retry()
 
     def close(self) -> None:
         if self._thread:
@@ -204,13 +203,13 @@ class Adapters:
         digest, model = offsets.digest, start.session.head.model
         found = self._of_starts.get(digest)
         if found is None or found.model != model:
-            on_gpu = self._runner.device.type == "cuda"
+            on_gpu = self._parts.runner.device.type == "cuda"
             found = WeightedAdapter(
                 name=start.name,
                 digest=digest,
                 number=self._numbers.setdefault(digest, len(self._numbers)),
                 model=model,
-                weights=readout_adapter(digest, offsets.numbers, self._runner.dtype, on_gpu),
+                weights=readout_adapter(digest, offsets.numbers, self._parts.runner.dtype, on_gpu),
             )
             self._of_starts[digest] = found
         return found
@@ -243,13 +242,13 @@ class Adapters:
             assert isinstance(adapter, LoadedAdapter)
             self._read_again(adapter)
             return False
-        used = {row.life.adapter for row in self._scheduler.running.values()}
+        used = {row.life.adapter for row in self._parts.scheduler.running.values()}
         free = next((slot for slot, owner in self._slots.items() if owner is None or owner not in used), None)
         if free is None:
             return False
         if owner := self._slots[free]:
             owner.slot = None
-        self._runner.load_adapter(free, adapter.weights)
+        self._parts.runner.load_adapter(free, adapter.weights)
         self._slots[free], adapter.slot = adapter, free
         if isinstance(adapter, LoadedAdapter) and adapter in self._held:
             self._held.move_to_end(adapter)
@@ -260,7 +259,7 @@ class Adapters:
             return
         self._reading.add(adapter)
 
-        source, width = adapter.of or adapter, self._checkpoint.width
+        source, width = adapter.of or adapter, self._parts.weights.width
 
         def read() -> LowRankAdapter:
             weights = source.weights or self._read(source.path, source.scaling)
@@ -286,7 +285,7 @@ class Adapters:
 
     def _fail(self, adapter: LoadedAdapter, message: str) -> None:
         """What waits for it."""
-        for key in {row.key for row in self._scheduler.rows() if row.life.adapter is adapter}:
+        for key in {row.key for row in self._parts.scheduler.rows() if row.life.adapter is adapter}:
             self._parts.rows.fail(key, message)
 
     def _hold(self, adapter: LoadedAdapter) -> None:
@@ -302,10 +301,10 @@ class Adapters:
 
     def _read(self, path: Path, scaling: Scaling | None) -> LowRankAdapter:
         """On the thread. Raises CheckpointError."""
-        runner = self._runner
-        adapter = reader.read(path, self._checkpoint)
+        runner = self._parts.runner
+        adapter = reader.read(path, self._parts.weights)
         return low_rank(
-            adapter, self._checkpoint, scaling, self._most_rank, runner.dtype, runner.device.type == "cuda"
+            adapter, self._parts.weights, scaling, self._most_rank, runner.dtype, runner.device.type == "cuda"
         )
 
     def _run(self, work: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:

@@ -4,7 +4,8 @@ Counts of rows are those of leading rows: of a mixture's the first.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 
 from rwkv_batch.engine.metrics.histogram import Histogram
@@ -27,6 +28,27 @@ class DrawMarks:
     steps: int  # that were launched together
 
 
+@dataclass
+class WaitTimes:
+    """Seconds that rows wait."""
+
+    queued: Histogram = field(default_factory=partial(Histogram, WAITS))  # for a slot
+    first_token: Histogram = field(default_factory=partial(Histogram, WAITS))
+    between_tokens: Histogram = field(default_factory=partial(Histogram, STEPS))
+    whole: Histogram = field(default_factory=partial(Histogram, WAITS))  # for the end of the text
+
+
+@dataclass
+class StepCounts:
+    """What steps are like."""
+
+    kind: StepKind | None = None  # of those launched last; None: there were none
+    together: int = 1  # how many these are
+    times: dict[str, Histogram] = field(default_factory=lambda: {k: Histogram(STEPS) for k in STEP_KINDS})
+    rows: Histogram = field(default_factory=partial(Histogram, POWERS))
+    tokens: Histogram = field(default_factory=partial(Histogram, POWERS))
+
+
 class EngineCounts:
     """Plain numbers since the engine began. All methods are for the engine's thread."""
 
@@ -37,12 +59,7 @@ class EngineCounts:
         self.prefill_tokens = self.generation_tokens = 0
         self.corrupted = 0  # rows with logits that are not finite
         self.cache_queries = self.cache_hits = 0  # tokens
-        self.first_token, self.whole, self.queued = Histogram(WAITS), Histogram(WAITS), Histogram(WAITS)
-        self.between_tokens = Histogram(STEPS)
-        self.step_times: dict[str, Histogram] = {kind: Histogram(STEPS) for kind in STEP_KINDS}
-        self.step_rows, self.step_tokens = Histogram(POWERS), Histogram(POWERS)
-        self.step_kind: StepKind | None = None  # of the steps launched last; None: there were none
-        self.steps = 1  # that were launched together
+        self.waits, self.steps = WaitTimes(), StepCounts()
         self._arrived: dict[Row, float] = {}  # rows that have not ended
         self._landed_at = 0.0
         self._gaps = (0.0, 0.0)  # between the draws that land and those before: of rows ahead, of the others
@@ -62,7 +79,7 @@ class EngineCounts:
     def admit(self, row: Row) -> None:
         """A row has got its slot."""
         if (arrived := self._arrived.get(row)) is not None:
-            self.queued.observe(monotonic() - arrived)
+            self.waits.queued.observe(monotonic() - arrived)
 
     def begin(self, row: Row) -> None:
         """The prefix cache has been asked for the prompt; `fed` of it need not be fed."""
@@ -77,7 +94,7 @@ class EngineCounts:
             return
         self.finished[reason] += 1
         if reason in BY_THEMSELVES:
-            self.whole.observe(monotonic() - arrived)
+            self.waits.whole.observe(monotonic() - arrived)
 
     # Steps
 
@@ -86,11 +103,11 @@ class EngineCounts:
         decoding = rows = len(plan)
         while decoding and plan[decoding - 1][0].state is not DECODING:
             decoding -= 1
-        self.step_kind = "prefill" if not decoding else "decode" if decoding == rows else "mixed"
+        self.steps.kind = "prefill" if not decoding else "decode" if decoding == rows else "mixed"
         self.prefill_tokens += len(batch.tokens) - decoding
-        self.steps = batch.steps
-        self.step_rows.observe(rows, batch.steps)
-        self.step_tokens.observe(len(batch.tokens), batch.steps)
+        self.steps.together = batch.steps
+        self.steps.rows.observe(rows, batch.steps)
+        self.steps.tokens.observe(len(batch.tokens), batch.steps)
         if batch.mixtures:
             leading = [row for row in drawing[:decoding] if row.leads]
             ahead = sum(1 for row in leading if row.in_flight)
@@ -105,7 +122,7 @@ class EngineCounts:
         self._gaps = (now - before) / steps, (now - marks.known_at) / steps
         for gap, rows in zip(self._gaps, (marks.ahead, marks.leading - marks.ahead), strict=True):
             if rows:
-                self.between_tokens.observe(gap, rows * steps)
+                self.waits.between_tokens.observe(gap, rows * steps)
         self.generation_tokens += marks.leading * steps
         beginning = slice(marks.decoding, len(drawing))
         for row, token in zip(drawing[beginning], ids[beginning], strict=True):
@@ -113,11 +130,11 @@ class EngineCounts:
             wanted = row.request.max_tokens and token != BROKEN and token not in row.request.stop_ids
             if arrived is not None and row.generating and wanted:
                 self.generation_tokens += 1
-                self.first_token.observe(now - arrived)
+                self.waits.first_token.observe(now - arrived)
 
     def lack(self, marks: DrawMarks, row: Row, place: int, draws: int = 1) -> None:
         """So many draws at this place are no tokens of the row: it has ended, or ends with a stop id."""
         if draws and place < marks.decoding and row.leads:
             self.generation_tokens -= draws
             known = not (marks.ahead and row.draws.ahead)
-            self.between_tokens.observe(self._gaps[known], -draws)
+            self.waits.between_tokens.observe(self._gaps[known], -draws)

@@ -162,10 +162,10 @@ class Models:
         self._turn, counts = turn, turn.engine.counts
         if turn.engine.busy:
             turn.background.begin_step()
-        counts.step_kind = None
+        counts.steps.kind = None
         turn.clock.start()
         events = turn.engine.launch()
-        turn.clock.stop(counts.step_kind, counts.steps)
+        turn.clock.stop(counts.steps.kind, counts.steps.together)
         return events
 
     def land(self) -> Outbox:
@@ -205,7 +205,7 @@ class Models:
         """Note the time of the steps that have ended."""
         spent = 0.0
         for kind, seconds, steps in turn.clock.read():
-            turn.engine.counts.step_times[kind].observe(seconds / steps, steps)
+            turn.engine.counts.steps.times[kind].observe(seconds / steps, steps)
             spent += seconds
         self._time.add(spent)
         if len(self._running) > 1:

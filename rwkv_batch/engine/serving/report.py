@@ -73,12 +73,12 @@ def of_engine(name: str, engine: Engine) -> Figures:
         "generation_tokens": counts.generation_tokens,
         "prefix_cache_queries": counts.cache_queries,
         "prefix_cache_hits": counts.cache_hits,
-        "time_to_first_token_seconds": counts.first_token,
-        "inter_token_latency_seconds": counts.between_tokens,
-        "e2e_request_latency_seconds": counts.whole,
-        "request_queue_time_seconds": counts.queued,
-        "batch_size": counts.step_rows,
-        "iteration_tokens_total": counts.step_tokens,
+        "time_to_first_token_seconds": counts.waits.first_token,
+        "inter_token_latency_seconds": counts.waits.between_tokens,
+        "e2e_request_latency_seconds": counts.waits.whole,
+        "request_queue_time_seconds": counts.waits.queued,
+        "batch_size": counts.steps.rows,
+        "iteration_tokens_total": counts.steps.tokens,
         "adapters_loaded": len(engine.adapters.infos(None)),
     }
     for family, value in numbers.items():
@@ -87,7 +87,7 @@ def of_engine(name: str, engine: Engine) -> Figures:
         put("requests", name, outcome, value=counts.requests[outcome])
     for reason in REASONS:
         put("request_success", name, reason, value=counts.finished[reason])
-    for kind, times in counts.step_times.items():
+    for kind, times in counts.steps.times.items():
         put("step_time_seconds", name, kind, value=times)
     pool = engine.pool.counted
     put("session_commits", name, value=pool["turns"])

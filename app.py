@@ -22,7 +22,7 @@ from rwkv_batch.config import (
     further_model,
     without_adapter,
 )
-from rwkv_batch.flags import finite, not_understood, number, number_or_auto, port
+from rwkv_batch.flags import finite, glossary, not_understood, number, number_or_auto, port
 from rwkv_batch.ops.cuda.context import count_gpus
 from rwkv_batch.processes.streams import keep_streams
 from rwkv_batch.supervisor import Supervisor, refuse
@@ -164,7 +164,7 @@ def command_line() -> argparse.ArgumentParser:
     flag(
         "--password",
         metavar="W",
-        help="asked for on every route but /translate, /health and / (default: none)",
+        help="asked for on every route but translation, /health and / (default: none)",
     )
     flag(
         "--admin-password",
@@ -187,7 +187,17 @@ def command_line() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="answer browsers at / with a page to try the server; --no-page lists the routes (default on)",
     )
-    flag("--protect-translate", action="store_true", help="ask for the password on /translate too")
+    flag(
+        "--protect-translate",
+        action="store_true",
+        help="ask for the password on /translate and the other routes of translators too",
+    )
+    flag(
+        "--glossary",
+        type=glossary,
+        metavar="FILE",
+        help="terms that translations must have, one a line: source, tab, target (default: none)",
+    )
     flag(
         "--device",
         help="auto, cpu, cuda or cuda:1; several, as in cuda:0,cuda:1, or all: an engine on each, with all "

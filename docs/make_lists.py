@@ -19,6 +19,7 @@ from app import command_line
 from routes.http.errors import anthropic_shape, native_shape, ollama_shape, openai_shape
 from routes.openapi.document import document
 from routes.table import ROUTES
+from routes.translate.errors import deepl_shape, google_shape, plain_shape
 
 FOLDER = Path(__file__).resolve().parent
 CHINESE = json.loads((FOLDER / "lists.zh-CN.json").read_text(encoding="utf-8"))
@@ -26,6 +27,13 @@ FAMILIES = (
     (openai_shape, "OpenAI, vLLM, llama.cpp", "OpenAI、vLLM、llama.cpp"),
     (anthropic_shape, "Anthropic", "Anthropic"),
     (ollama_shape, "Ollama", "Ollama"),
+    (
+        plain_shape,
+        "LibreTranslate, DeepLX, MTranServer, kiss-translator, hcfy",
+        "LibreTranslate、DeepLX、MTranServer、简约翻译、划词翻译",
+    ),
+    (deepl_shape, "DeepL", "DeepL"),
+    (google_shape, "Google Translate", "Google 翻译"),
     (native_shape, "RWKV, and the server itself", "RWKV 接口与服务器自身"),
 )
 ROUTES_PAGE = {

@@ -48,7 +48,6 @@ from routes.native import (
     sessions,
     start_states,
     state,
-    translate,
 )
 from routes.ollama import models as ollama_models
 from routes.ollama import prepare as ollama
@@ -58,6 +57,9 @@ from routes.openapi.document import document
 from routes.page import defaults as page_defaults
 from routes.page import files
 from routes.responses import routes as responses
+from routes.translate import handlers as translate
+from routes.translate import wires
+from routes.translate.errors import deepl_shape, google_shape, plain_shape
 from routes.unserved import of_other_servers
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", HttpMethod.TRACE)  # Robyn has no name for TRACE
@@ -68,6 +70,8 @@ FAMILIES: tuple[tuple[str, ErrorShape], ...] = (
     ("/v1/", openai_shape),
     ("/openai/", openai_shape),
     ("/api/", ollama_shape),
+    ("/v2/", deepl_shape),
+    ("/language/", google_shape),
 )
 
 log = logging.getLogger(__name__)
@@ -110,18 +114,19 @@ def _described(front: Frontend, http: HttpRequest) -> Json:
 @cache
 def _document(guarded: bool, protect_translate: bool) -> Json:
     """It takes a tenth of a second to make."""
-    return document(ROUTES, guarded, [TRANSLATION] if protect_translate else [])
+    return document(ROUTES, guarded, TRANSLATIONS if protect_translate else [])
 
 
-TRANSLATION = "/translate/v1/batch-translate"
 OPENAI_CHAT = chats(chat.prepare)
 RAW_BATCH = generates(batch.v1)
 OLLAMA_CHAT = ollama_models.untagged(chats(ollama.chat))
 OLLAMA_TEXT = ollama_models.untagged(chats(ollama.text, ollama.is_chat))
 MODELS = for_anthropic(anthropic_models.models, models.models)
 MODEL = for_anthropic(anthropic_models.model, models.model)
+IMMERSIVE, DEEPL = translate.translates(wires.IMMERSIVE), translate.translates(wires.DEEPL)
+GOOGLE, MTRANSERVER_BATCH = translate.translates(wires.GOOGLE), translate.translates(wires.MTRANSERVER_BATCH)
+LANGUAGES = translate.libretranslate_languages
 MESSAGES, COUNT_TOKENS = chats(messages.prepare), chats(messages.count_tokens)
-TRANSLATE = generates(translate.prepare, public=True)
 
 # fmt: off
 ROUTES = (
@@ -131,7 +136,7 @@ ROUTES = (
     Route("POST",       "/v3/chat/completions",                 native_shape, chats(batch.v3)),
     Route("POST",       "/big_batch/completions",               native_shape, generates(batch.big_batch)),
     Route("POST",       "/FIM/v1/batch-FIM",                    native_shape, generates(batch.fim)),
-    Route("POST",       TRANSLATION,                            native_shape, TRANSLATE),
+    Route("POST",       "/translate/v1/batch-translate",        native_shape, IMMERSIVE),
     Route("POST",       "/state/chat/completions",              native_shape, generates(state.session)),
     Route("POST",       "/multi_state/chat/completions",        native_shape, generates(state.tree)),
     Route("POST",       "/state/status",                        native_shape, sessions.status),
@@ -200,10 +205,24 @@ ROUTES = (
     Route("GET",        "/api/tags",                            ollama_shape, ollama_models.tags),
     Route("GET",        "/api/ps",                              ollama_shape, ollama_models.running),
     Route("POST",       "/api/show",                            ollama_shape, ollama_models.show),
+    Route("POST",       "/translate",                           plain_shape, translate.any_service),
+    Route("POST",       "/translate/batch",                     plain_shape, MTRANSERVER_BATCH),
+    Route("GET",        "/languages",                           plain_shape, LANGUAGES),
+    Route("POST",       "/detect",                              plain_shape, translate.detects),
+    Route("POST",       "/v2/translate",                        deepl_shape, DEEPL),
+    Route("GET POST",   "/v2/languages",                        deepl_shape, translate.deepl_languages),
+    Route("GET POST",   "/v2/usage",                            deepl_shape, translate.deepl_usage),
+    Route("POST",       "/language/translate/v2",               google_shape, GOOGLE),
     Route("POST",       "/infill",                              openai_shape, generates(infill.prepare)),
     Route("GET",        "/api/version",                         ollama_shape, ollama_models.version),
 )
 # fmt: on
+# Which need the password only under --protect-translate.
+TRANSLATIONS = [
+    route.path
+    for route in ROUTES
+    if route.shape in (plain_shape, deepl_shape, google_shape) or route.path.startswith("/translate/")
+]
 
 
 def application(front: Frontend, guard: Guard, workers: int) -> Robyn:

@@ -136,6 +136,7 @@ class FrontendConfig(ProcessConfig):
     models: str | None = None  # the folder of files that routes may load; None: they load none
     page: bool = True  # whether browsers get a page at /
     protect_translate: bool = False  # whether the password guards translation too
+    glossary: str = ""  # lines of terms, as rwkv_batch/translation/glossary.py reads them
     max_body: int = 16 << 20  # bytes; a longer body is answered 413
     max_state: int = 256 << 20  # bytes; a longer file of a session is answered 413
     chat_template: ChatTemplateName = "auto"  # how chats are rendered; auto: by the checkpoint's name

@@ -3,7 +3,10 @@
 import argparse
 import math
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
+
+from rwkv_batch.translation.glossary import GlossaryError, parse
 
 MOST, MOST_FLOAT = 2**31 - 1, 1e30  # that flags take where no other limit is named
 
@@ -43,6 +46,20 @@ def finite(text: str) -> float:
     if abs(number) > MOST_FLOAT:
         raise argparse.ArgumentTypeError(f"{text} is too large; use {MOST_FLOAT:.0e} or less")
     return number
+
+
+def glossary(path: str) -> str:
+    """The text of a file of terms that can be read; of no file none."""
+    if not path:
+        return ""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+        parse(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{path} cannot be read: {error}") from None
+    except GlossaryError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error}") from None
+    return text
 
 
 def port(text: str) -> int:

@@ -12,11 +12,11 @@ from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.supervision import EngineInfo
 
 
-def generates(prepare: Callable[[Json, str], Prepared], public: bool = False) -> Handler:
+def generates(prepare: Callable[[Json, str], Prepared]) -> Handler:
     """The handler of a route that generates what `prepare` makes of its body and the model's name."""
 
     async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
-        return await generate(front, http, lambda body, model: prepare(body, model.model), public=public)
+        return await generate(front, http, lambda body, model: prepare(body, model.model))
 
     return handler
 

@@ -7,7 +7,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from urllib.parse import quote, unquote, unquote_plus
@@ -112,11 +112,14 @@ class HttpRequest:
             raise ApiError(400, f"The parameter {name} of the URL is not percent-encoded UTF-8.") from None
 
 
-def authorized(password: str | None, http: HttpRequest, body: Json | None = None) -> bool:
-    """Whether `http` or its JSON body carries the password, or none is set."""
+def authorized(
+    password: str | None, http: HttpRequest, body: Json | None = None, more: Iterable[bytes] = ()
+) -> bool:
+    """Whether `http` or its JSON body carries the password, or none is set. `more`: what else may be it."""
     if password is None:
         return True
-    matches = [hmac.compare_digest(given, password.encode()) for given in _passwords(http, body)]
+    given = (*_passwords(http, body), *more)
+    matches = [hmac.compare_digest(each, password.encode()) for each in given]
     return any(matches)
 
 

@@ -51,16 +51,23 @@ async def generate(
     prepare: Prepare,
     *,
     is_chat: Callable[[Json], bool] = lambda fields: False,
-    public: bool = False,
 ) -> HttpResponse:
     """Reply to `http` with what `prepare` makes of its body. Raises ApiError.
 
-    `is_chat`: whether a body is rendered as a chat, as a start state may say. A `public` route needs the
-    password only under --protect-translate.
+    `is_chat`: whether a body is rendered as a chat, as a start state may say.
     """
-    guarded = not public or front.settings.protect_translate
-    fields = authorized_json(front.settings.password if guarded else None, http, required=True)
-    fields = with_session_header(http, fields)
+    fields = authorized_json(front.settings.password, http, required=True)
+    return await generate_from(front, http, with_session_header(http, fields), prepare, is_chat)
+
+
+async def generate_from(
+    front: Frontend,
+    http: HttpRequest,
+    fields: Json,
+    prepare: Prepare,
+    is_chat: Callable[[Json], bool] = lambda fields: False,
+) -> HttpResponse:
+    """The same for a body that has been read and may be served."""
     named = await read_model(front, http, fields)
     adapter = await choose_adapter(front, fields, named)
     state = await choose_state(front, http, fields, named)
@@ -105,7 +112,7 @@ async def run(
     with ExitStack() as undo:
         front.enter()
         undo.callback(front.leave)
-        job = front.client.submit(request)
+        job = reply.begin(front.client, request)
         undo.callback(job.cancel)
         try:
             if not front.models:  # lost before the submission: it did not fail with the other jobs

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from routes.http.errors import ApiError, ErrorShape, Json, native_shape
-from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import RowDelta
+from rwkv_batch.wire.client import Job, Wire
+from rwkv_batch.wire.protocol import GenerateRequest, RowDelta
 
 ENDS_OF_LINES = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
 
@@ -70,6 +70,10 @@ class Reply(ABC):
     beat = b": \n\n"  # what a stream sends while there is nothing to say
     done = b"data: [DONE]\n\n"  # ends a stream
     ignored: Sequence[str] = ()  # members of lists of the request that are left out
+
+    def begin(self, client: Wire, request: GenerateRequest) -> Job:
+        """Submit the request."""
+        return client.submit(request)
 
     @abstractmethod
     def whole(self, job: Job, deltas: list[RowDelta]) -> Json:

@@ -34,15 +34,6 @@ class TurnTexts(NativeTexts):
     dialogue_idx: int
 
 
-class Translation(TypedDict):
-    detected_source_lang: str
-    text: str
-
-
-class TranslatedTexts(TypedDict):
-    translations: list[Translation]
-
-
 class ListedSession(TypedDict):
     session_id: str
     cache_level: str

@@ -14,6 +14,7 @@ from routes.http.route import Route
 from routes.http.schemas import REFUSED
 from routes.openapi.operations import BYTES, EVENTS, FORM, JSON, LINES, OPERATIONS, Operation, operation
 from routes.openapi.tags import TAGS, tag_of
+from routes.translate.errors import deepl_shape, google_shape
 from rwkv_batch import __version__
 
 REF = "#/components/schemas/{model}"
@@ -22,9 +23,31 @@ DEFAULT = "x-default"  # in a JSON schema: what counts where a field lacks
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
 TEXT: Json = {"type": "string"}
 KINDS = {str: "string", bool: "boolean", int: "integer", float: "number"}
-FAMILIES: dict[ErrorShape, str] = {openai_shape: "OpenAIError", anthropic_shape: "AnthropicError"}
+FAMILIES: dict[ErrorShape, str] = {
+    openai_shape: "OpenAIError",
+    anthropic_shape: "AnthropicError",
+    deepl_shape: "DeepLError",
+    google_shape: "GoogleError",
+}
 ERRORS: Json = {
     "Error": {"type": "object", "properties": {"error": TEXT}},
+    "DeepLError": {"type": "object", "required": ["message"], "properties": {"message": TEXT}},
+    "GoogleError": {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["code", "message", "errors", "status"],
+                "properties": {
+                    "code": {"type": "integer"},
+                    "message": TEXT,
+                    "errors": {"type": "array", "items": {"type": "object"}},
+                    "status": TEXT,
+                },
+            }
+        },
+    },
     "OpenAIError": {
         "type": "object",
         "required": ["error"],

@@ -49,13 +49,11 @@ from routes.native.shapes import (
     SessionTurns,
     StoppedRequest,
     StoredSessions,
-    TranslatedTexts,
     TurnTexts,
     UploadedState,
 )
 from routes.native.start_states import LoadStateFields, RemoveStateFields, StateIdFields, UploadFields
 from routes.native.state import MultiStateFields, StateFields
-from routes.native.translate import TranslateFields
 from routes.ollama.schemas import OllamaChatBody, OllamaTextBody, ShowBody
 from routes.ollama.shapes import (
     OllamaChat,
@@ -83,6 +81,26 @@ from routes.openai.tokenizer import DetokenizeBody, TokenCountBody, TokenizeBody
 from routes.page.defaults import PageDefaults
 from routes.responses.schemas import ResponsesBody
 from routes.responses.shapes import DeletedResponse, InputItems, InputTokenCount, MadeResponse
+from routes.translate.schemas import (
+    AnyTranslation,
+    DeepLFields,
+    DetectFields,
+    GoogleFields,
+    LanguagesQuery,
+    MTranServerBatchFields,
+    TranslateFields,
+)
+from routes.translate.shapes import (
+    AnyTranslated,
+    DeepLLanguage,
+    DeepLTexts,
+    DeepLUsage,
+    DetectedLanguage,
+    GoogleTexts,
+    LibreTranslateLanguage,
+    MTranServerTexts,
+    TranslatedTexts,
+)
 
 JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
 BYTES, TEXT, HTML, FORM = "application/octet-stream", "text/plain", "text/html", "multipart/form-data"
@@ -139,11 +157,13 @@ class Operation:
         return [] if self.body is None else list(get_args(self.body)) or [self.body]
 
 
-def _texts(
-    summary: str, body: Any, reply: Any, gives: tuple[str, ...] = (JSON, EVENTS), open: bool = False
-) -> Operation:
+def _texts(summary: str, body: Any, reply: Any, gives: tuple[str, ...] = (JSON, EVENTS)) -> Operation:
     """A route that generates."""
-    return Operation(summary, body, reply, chosen=ChosenRun, gives=gives, open=open)
+    return Operation(summary, body, reply, chosen=ChosenRun, gives=gives)
+
+
+def _translates(summary: str, body: Any, reply: Any) -> Operation:
+    return Operation(summary, body, reply, chosen=ChosenRun, open=True)
 
 
 RAW = "A batch of raw prompts"
@@ -175,9 +195,35 @@ OPERATIONS = {
     ),
     "/big_batch/completions": _texts(f"{RAW}, drawn by temperature alone", BigBatchFields, NativeTexts),
     "/FIM/v1/batch-FIM": _texts("What stands between prefixes and suffixes", FimFields, NativeTexts),
-    "/translate/v1/batch-translate": _texts(
-        "Translations", TranslateFields, TranslatedTexts, gives=(JSON,), open=True
+    "/translate/v1/batch-translate": _translates(
+        "Translations, as Immersive Translate asks", TranslateFields, TranslatedTexts
     ),
+    "/translate": replace(
+        _translates(
+            "Translations, as LibreTranslate, DeepLX, MTranServer, kiss-translator or hcfy asks",
+            AnyTranslation,
+            AnyTranslated,
+        ),
+        errors=("Error", "DeepLError"),
+    ),
+    "/translate/batch": _translates(
+        "Translations, as MTranServer asks", MTranServerBatchFields, MTranServerTexts
+    ),
+    "/v2/translate": _translates("Translations, as DeepL asks", DeepLFields, DeepLTexts),
+    "/v2/languages": Operation(
+        "The languages, as DeepL lists them", reply=list[DeepLLanguage], query=(LanguagesQuery,), open=True
+    ),
+    "/v2/usage": Operation("What was translated, as DeepL counts", reply=DeepLUsage, open=True),
+    "/languages": Operation(
+        "The languages, as LibreTranslate lists them", reply=list[LibreTranslateLanguage], open=True
+    ),
+    "/detect": Operation(
+        "The language of a text, as LibreTranslate or MTranServer asks",
+        DetectFields,
+        list[DetectedLanguage],
+        open=True,
+    ),
+    "/language/translate/v2": _translates("Translations, as Google asks", GoogleFields, GoogleTexts),
     "/state/chat/completions": _texts("A raw prompt that continues a session", StateFields, NativeTexts),
     "/multi_state/chat/completions": _texts("A turn in a tree of turns", MultiStateFields, TurnTexts),
     "/state/status": Operation("The stored sessions", StatusFields, StoredSessions, chosen=Chosen),

@@ -27,8 +27,13 @@ TAGS = (
     Tag("Editors", "What stands between two texts.", ("/infill", "/v1/fim", "/FIM")),
     Tag(
         "Batches",
-        "Any number of prompts in one request, and translations.",
-        ("/v1/batch", "/v2", "/v3", "/big_batch", "/translate"),
+        "Any number of prompts in one request.",
+        ("/v1/batch", "/v2/chat", "/v3", "/big_batch"),
+    ),
+    Tag(
+        "Translation",
+        "Translations, as the clients of many services ask.",
+        ("/translate", "/v2", "/languages", "/detect", "/language/translate"),
     ),
     Tag(
         "Sessions",

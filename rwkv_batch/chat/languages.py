@@ -1,4 +1,4 @@
-"""Finds the language that a request names by a code, or by its English or own name.
+"""Finds the language that a request names by a code, or by its English, Chinese or own name.
 
 Codes are read as BCP 47 (RFC 5646) says: language, then script, region and variants, in any case. Where a
 script or region means another text, as in zh-TW, the name in the prompt says so.
@@ -9,6 +9,7 @@ import unicodedata
 from functools import cache, lru_cache
 from typing import NamedTuple
 
+from rwkv_batch.chat.chinese_names import CHINESE_NAMES
 from rwkv_batch.chat.language_names import LANGUAGES, PLAIN, SCRIPT_OF_REGION, SCRIPTS, TAGS, VARIANTS
 
 EXTENDED = ("ar", "kok", "lv", "ms", "sw", "uz", "zh")  # which may stand before a language's own code: zh-yue
@@ -112,6 +113,9 @@ def _index() -> _Index:
         _call(index, names, Language(tag.split("-")[0], index.varieties[tag.lower()]))
     for script, tags in SCRIPT_OF_REGION.items():
         index.region_scripts.update(dict.fromkeys(map(str.lower, tags), script))
+    for code, names in CHINESE_NAMES.items():
+        found = Language("zh", index.varieties["zh-hant"]) if code == "zh-TW" else None
+        _call(index, names, found or Language(index.codes[code], index.names[index.codes[code]]))
     return index
 
 

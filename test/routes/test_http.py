@@ -10,7 +10,7 @@ from native_calls import CHAT, TRANSLATE, V1
 
 from routes.http.errors import ApiError
 from routes.http.exchange import authorized
-from routes.table import ROUTES
+from routes.table import ROUTES, TRANSLATIONS
 
 ENCODED = "pass%20word%20%26%2B%2541"
 BEARER = {"authorization": f"Bearer {PASSWORD}"}
@@ -116,7 +116,7 @@ def test_an_error_has_the_form_of_its_family_whatever_went_wrong(server, locked,
         "/page/:file",
         "/page/vendor/:file",
         "/v1/server/status",
-        TRANSLATE,
+        *TRANSLATIONS,
     ):
         shut = locked.http.request(route.methods.split()[0], path)
         assert (shut.status_code, form(shut.json())) == (401, expected)

@@ -88,7 +88,11 @@ def test_what_it_says_is_refused_is_refused():
     """Such fields are not described, as nobody needs to send them."""
     seen = 0
     bodies = {body.__name__: body for each in OPERATIONS.values() for body in each.bodies}
-    needed = {"FimBody": {"prompt": "x"}, "MessagesBody": {"max_tokens": 1}}
+    needed = {
+        "FimBody": {"prompt": "x"},
+        "MessagesBody": {"max_tokens": 1},
+        "DeepLFields": {"text": "x", "target_lang": "de"},
+    }
     for name, body in bodies.items():
         refused = DOCUMENT["components"]["schemas"][name].get("x-refused", {})
         for field in refused:

@@ -29,6 +29,8 @@ CURLS = [block for block in examples("sh") if "curl" in block]
 PYTHONS = examples("python")
 ANSWERS = {  # a word of a curl -> what its answer must hold
     "batch-translate": ["你好世界！", "早上好"],
+    "DeepL-Auth-Key": ["Der Hund sieht das Haus.", '"results":[', '"to":"德语"', '"language":"de"'],
+    "Rüden": ["Der Rüde sieht das Haus."],
     "capital of France": ["Paris"],
     '7 + 5?\\n\\nAssistant:", "English': ["12", "Bonjour", "[DONE]"],
     "/pause": ['"paused":true', '"finish_reason":"length"', "[DONE]"],

@@ -1,0 +1,1 @@
+"""Translation, as the clients of many services ask for it."""

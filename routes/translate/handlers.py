@@ -1,0 +1,150 @@
+"""The routes of translation services: one engine call behind all of them."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from robyn import Response
+
+from routes.http.errors import ApiError, ErrorShape, Json
+from routes.http.exchange import HttpRequest, HttpResponse, json_response
+from routes.http.frontend import Frontend
+from routes.http.generate import Prepared, generate_from
+from routes.http.route import Handler
+from routes.http.schemas import MAX_PROMPTS
+from routes.translate.bodies import read_body
+from routes.translate.keys import demand_key
+from routes.translate.names import (
+    DEEPL_SOURCES,
+    DEEPL_TARGETS,
+    LIBRETRANSLATE,
+    libretranslate_code,
+    name,
+)
+from routes.translate.rounds import TranslationReply, request_of
+from routes.translate.schemas import DetectFields, LanguagesQuery
+from routes.translate.wires import GOOGLE, AnyTranslationService, Make, wire_of
+from rwkv_batch.config import FrontendConfig
+from rwkv_batch.translation.detection import detect
+from rwkv_batch.translation.forms import form_of
+from rwkv_batch.translation.glossary import Glossary, parse
+from rwkv_batch.translation.translator import TextsAsked, Translator, Words
+from rwkv_batch.wire.supervision import EngineInfo
+
+MOST_CHARACTERS = 1_000_000  # of all texts of a request
+UNLIMITED = 10**12  # characters: what DeepL's clients are told that they may send
+KINDS = (
+    "a body has `text` and `target_lang` (DeepLX), `q` and `target` (LibreTranslate), `text` and `to` "
+    "(MTranServer), `text_list` and `target_lang` (Immersive Translate) or `text` and `destination` (hcfy)"
+)
+GOOGLE_MODELS = ("nmt", "base")  # of Google's: any will do
+WORDS = Words()
+
+
+def translates(wire: AnyTranslationService) -> Handler:
+    """The handler of a route that answers the clients of one service."""
+
+    async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
+        return await _answer(front, http, _allowed(front, http, required=True), wire)
+
+    return handler
+
+
+async def any_service(front: Frontend, http: HttpRequest) -> HttpResponse:
+    """POST /translate: the service is known by the fields of the body. Raises ApiError."""
+    body, _ = read_body(http)
+    wire = wire_of(body)
+    if wire:
+        http.shape = wire.shape
+    fields = _allowed(front, http, required=True)
+    if "messages" in fields:
+        raise ApiError(
+            400, "/translate takes texts; a chat belongs to /v1/chat/completions.", param="messages"
+        )
+    if wire is None:
+        raise ApiError(400, f"No service has such a body: {KINDS}.")
+    return await _answer(front, http, fields, wire)
+
+
+async def deepl_languages(front: Frontend, http: HttpRequest) -> Response:
+    """/v2/languages: what DeepL lists. Others are known, too. Raises ApiError."""
+    query = LanguagesQuery.from_json({k: v for k, v in _allowed(front, http).items() if k == "type"})
+    if query.type == "source":
+        return json_response(http, [{"language": code, "name": name(code)} for code in DEEPL_SOURCES])
+    return json_response(
+        http,
+        [{"language": code, "name": name(code), "supports_formality": False} for code in DEEPL_TARGETS],
+    )
+
+
+async def deepl_usage(front: Frontend, http: HttpRequest) -> Response:
+    """/v2/usage: nothing is counted or limited. Raises ApiError."""
+    _allowed(front, http)
+    return json_response(http, {"character_count": 0, "character_limit": UNLIMITED})
+
+
+async def libretranslate_languages(front: Frontend, http: HttpRequest) -> Response:
+    """GET /languages. Raises ApiError."""
+    _allowed(front, http)
+    return json_response(
+        http, [{"code": code, "name": name(code), "targets": LIBRETRANSLATE} for code in LIBRETRANSLATE]
+    )
+
+
+async def detects(front: Frontend, http: HttpRequest) -> Response:
+    """POST /detect: of `q` as LibreTranslate answers, of `text` as MTranServer does. Raises ApiError."""
+    body = _allowed(front, http, required=True)
+    fields = DetectFields.from_json(body)
+    if "q" not in body:
+        return json_response(http, {"language": detect(fields.q[0]).code or ""})
+    found = detect("\n".join(fields.q))
+    language = (
+        [{"confidence": round(100.0 * found.confidence, 1), "language": libretranslate_code(found.code)}]
+        if found.code
+        else []
+    )
+    return json_response(http, language)
+
+
+def prepare_translation(
+    asked: TextsAsked, make: Make, model: EngineInfo, settings: FrontendConfig, shape: ErrorShape
+) -> Prepared:
+    """The request and the reply for what is asked. Raises ApiError."""
+    if sum(map(len, asked.texts)) > MOST_CHARACTERS:
+        raise ApiError(413, f"The texts have more than {MOST_CHARACTERS} characters; send fewer at once.")
+    asked = replace(asked, glossary=asked.glossary.before(_glossary(settings.glossary)))
+    translator = Translator(asked, form_of(model.checkpoint), WORDS, model.fingerprint)
+    if len(translator.segments) > MAX_PROMPTS:
+        raise ApiError(413, f"The texts have more than {MAX_PROMPTS} paragraphs; send fewer at once.")
+    reply = TranslationReply(translator, shape, make)
+    return Prepared(request_of(reply.rows), False, reply)
+
+
+async def _answer(
+    front: Frontend, http: HttpRequest, fields: Json, wire: AnyTranslationService
+) -> HttpResponse:
+    asked, make = wire.read(fields)
+    if wire is GOOGLE and fields.get("model") in GOOGLE_MODELS:
+        fields = fields | {"model": None}
+
+    def prepare(body: Json, model: EngineInfo) -> Prepared:
+        return prepare_translation(asked, make, model, front.settings, wire.shape)
+
+    return await generate_from(front, http, fields, prepare)
+
+
+def _allowed(front: Frontend, http: HttpRequest, required: bool = False) -> Json:
+    """The fields of a request; without `required`, it may have no body.
+
+    Raises ApiError: first of all for a wrong key, under --protect-translate.
+    """
+    fields, problem = read_body(http) if required or http.body or http.method == "GET" else ({}, None)
+    demand_key(front.settings.password if front.settings.protect_translate else None, http, fields)
+    if problem:
+        raise problem
+    return fields
+
+
+@lru_cache(1)
+def _glossary(text: str) -> Glossary:
+    """That of --glossary, whose file was read when the server started."""
+    return parse(text)

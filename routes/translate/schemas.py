@@ -1,0 +1,210 @@
+"""What the clients of each service send. Fields that nobody knows are hints, as everywhere."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field
+from typing_extensions import TypeAliasType
+
+from routes.http.schemas import MAX_PROMPTS, RequestBody, not_bool, refused
+from rwkv_batch.chat.languages import find, languages
+from rwkv_batch.translation.glossary import Glossary, GlossaryError, from_pairs
+
+AUTO = "auto"
+
+
+def _unless_auto(value: object) -> object:
+    """None where the language is to be found out."""
+    return None if isinstance(value, str) and value.strip().lower() == AUTO else value
+
+
+def _unless_named(value: object) -> object:
+    """The same for services whose clients leave the field empty."""
+    return None if isinstance(value, str) and not value.strip() else _unless_auto(value)
+
+
+def _not_auto(value: object) -> object:
+    if _unless_auto(value) is None and value is not None:
+        raise ValueError('must name a language, as in "zh-CN"; only the source can be found out')
+    return value
+
+
+def _is_language(text: str) -> str:
+    if find(text) is None:
+        known = 'send the code or English name of one, as in "fr" or "French"'
+        raise ValueError(f'"{text}" is no language that is known here; {known}')
+    return text
+
+
+def _one_or_many(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _names(value: object) -> object:
+    """A list, which a form writes as one text."""
+    return [name for name in value.split(",") if name] if isinstance(value, str) else value
+
+
+def _as_digit(value: object) -> object:
+    """A number or a boolean as a form writes it."""
+    return str(int(value)) if isinstance(value, bool | int) else value
+
+
+def _glossary(pairs: dict[str, str]) -> dict[str, str]:
+    try:
+        from_pairs(pairs)
+    except GlossaryError as error:
+        raise ValueError(str(error)) from None
+    return pairs
+
+
+# An alias has one place in the document, and not one in each field.
+LanguageName = TypeAliasType(
+    "LanguageName",
+    Annotated[
+        str, Field(max_length=64, json_schema_extra={"enum": languages()}), AfterValidator(_is_language)
+    ],
+)
+AutoName = Annotated[
+    LanguageName | None,
+    BeforeValidator(_unless_auto, json_schema_input_type=Literal["auto"] | LanguageName | None),
+]
+OpenName = Annotated[
+    LanguageName | None,
+    BeforeValidator(_unless_named, json_schema_input_type=Literal["", "auto"] | LanguageName | None),
+]
+TargetName = Annotated[LanguageName, BeforeValidator(_not_auto)]
+Texts = Annotated[list[str], Field(max_length=MAX_PROMPTS)]
+TextOrTexts = Annotated[Texts, BeforeValidator(_one_or_many, json_schema_input_type=str | Texts)]
+TagNames = Annotated[list[str], BeforeValidator(_names, json_schema_input_type=str | list[str])]
+Pairs = Annotated[dict[str, str], Field(max_length=5000), AfterValidator(_glossary)]
+Key = Annotated[str | None, Field(description="the password")]
+
+
+class TermFields(RequestBody):
+    """What every translation can have besides."""
+
+    glossary: Pairs = Field(default={})  # term -> what it becomes; | parts forms
+
+    @property
+    def own_terms(self) -> Glossary:
+        return from_pairs(self.glossary)
+
+
+class TranslateFields(TermFields):
+    """The body of Immersive Translate's custom API."""
+
+    source_lang: AutoName = None
+    target_lang: TargetName
+    text_list: Texts
+    placeholders: list[str] | None = None  # further marks, which come back whole
+
+
+class DeepLFields(TermFields):
+    """The body of DeepL's API."""
+
+    text: TextOrTexts
+    target_lang: TargetName
+    source_lang: OpenName = None
+    context: str | None = None  # says which language the texts are in where they leave it open
+    split_sentences: Annotated[Literal["0", "1", "nonewlines"] | None, BeforeValidator(_as_digit)] = None
+    tag_handling: Literal["xml", "html", ""] | None = None
+    splitting_tags: TagNames = Field(default=[])
+    non_splitting_tags: TagNames = Field(default=[])
+    ignore_tags: TagNames = Field(default=[])
+    show_billed_characters: bool | None = None
+    formality: Literal["default", "more", "less", "prefer_more", "prefer_less"] | None = None  # a hint
+    model_type: str | None = None  # a hint
+    preserve_formatting: bool | None = None  # a hint: formatting always stays
+    outline_detection: bool | None = None  # a hint
+    tag_handling_version: str | None = None  # a hint
+    auth_key: Key = None
+    glossary_id: Annotated[None, refused("there are no stored glossaries; send the terms in `glossary`")] = (
+        None
+    )
+    style_id: Annotated[None, refused("there are no stored styles; leave it out")] = None
+    custom_instructions: Annotated[
+        None, refused("the prompt has no place for instructions; leave it out, or send terms in `glossary`")
+    ] = None
+
+
+class DeepLXFields(TermFields):
+    """The body of DeepLX."""
+
+    text: str
+    target_lang: TargetName
+    source_lang: OpenName = None
+    tag_handling: Literal["xml", "html", ""] | None = None
+
+
+class LibreTranslateFields(TermFields):
+    """The body of LibreTranslate."""
+
+    q: TextOrTexts
+    target: TargetName
+    source: OpenName = None
+    format: Literal["text", "html", ""] | None = None
+    # a hint: one translation is made
+    alternatives: Annotated[int, not_bool("must be a number, not true or false"), Field(ge=0)] | None = None
+    api_key: Key = None
+
+
+class MTranServerFields(TermFields):
+    """The body of MTranServer for one text, and the older one of kiss-translator."""
+
+    text: str
+    to: TargetName
+    from_: Annotated[OpenName, Field(validation_alias="from")] = None
+    html: bool = False
+
+
+class MTranServerBatchFields(TermFields):
+    """The body of MTranServer for several texts, and that of kiss-translator."""
+
+    texts: Texts
+    to: TargetName
+    from_: Annotated[OpenName, Field(validation_alias="from")] = None
+    html: bool = False
+
+
+class HcfyFields(TermFields):
+    """The body of hcfy, whose languages have Chinese names."""
+
+    text: str
+    destination: Annotated[list[TargetName], Field(min_length=1, max_length=16)]
+    source: OpenName = None
+    name: str | None = None
+
+
+class GoogleFields(TermFields):
+    """The body of Google's Cloud Translation, version 2."""
+
+    q: TextOrTexts
+    target: TargetName
+    source: OpenName = None
+    format: Literal["text", "html", ""] | None = None  # html unless it is sent
+    model: str | None = None
+    key: Key = None
+
+
+class DetectFields(RequestBody):
+    """The body of LibreTranslate's and MTranServer's detection."""
+
+    q: Annotated[TextOrTexts, Field(validation_alias=AliasChoices("q", "text"))]
+    api_key: Key = None
+
+
+class LanguagesQuery(RequestBody):
+    """The parameter of DeepL's list."""
+
+    type: Literal["source", "target"] = "source"
+
+
+AnyTranslation = (
+    TranslateFields
+    | DeepLFields
+    | DeepLXFields
+    | LibreTranslateFields
+    | MTranServerFields
+    | MTranServerBatchFields
+    | HcfyFields
+)

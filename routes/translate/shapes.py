@@ -1,0 +1,114 @@
+"""The shapes of replies. They document."""
+
+from typing import NotRequired
+
+from typing_extensions import TypedDict
+
+
+class Translation(TypedDict):
+    detected_source_lang: str
+    text: str
+
+
+class TranslatedTexts(TypedDict):
+    """Immersive Translate's."""
+
+    translations: list[Translation]
+
+
+class DeepLTranslation(TypedDict):
+    detected_source_language: str
+    text: str
+    billed_characters: NotRequired[int]
+
+
+class DeepLTexts(TypedDict):
+    translations: list[DeepLTranslation]
+
+
+class DeepLUsage(TypedDict):
+    character_count: int
+    character_limit: int
+
+
+class DeepLLanguage(TypedDict):
+    language: str
+    name: str
+    supports_formality: NotRequired[bool]
+
+
+class DeepLXText(TypedDict):
+    code: int
+    id: int
+    data: str
+    alternatives: list[str]
+    source_lang: str
+    target_lang: str
+    method: str
+
+
+class DetectedLanguage(TypedDict):
+    confidence: float
+    language: str
+
+
+class LibreTranslateText(TypedDict):
+    """LibreTranslate's; lists where it was sent a list."""
+
+    translatedText: str | list[str]
+    detectedLanguage: NotRequired[DetectedLanguage | list[DetectedLanguage]]
+    alternatives: NotRequired[list[str] | list[list[str]]]
+
+
+class LibreTranslateLanguage(TypedDict):
+    code: str
+    name: str
+    targets: list[str]
+
+
+class MTranServerText(TypedDict):
+    """MTranServer's, and kiss-translator's older one."""
+
+    result: str
+    text: str
+    src: str
+
+
+class KissTranslation(TypedDict):
+    text: str
+    src: str
+
+
+class MTranServerTexts(TypedDict):
+    """MTranServer's, and kiss-translator's."""
+
+    results: list[str]
+    translations: list[KissTranslation]
+
+
+# `from` is no name in Python.
+HcfyText = TypedDict("HcfyText", {"text": str, "from": str, "to": str, "result": list[str]})
+
+
+class GoogleTranslation(TypedDict):
+    translatedText: str
+    detectedSourceLanguage: NotRequired[str]
+
+
+class GoogleTranslations(TypedDict):
+    translations: list[GoogleTranslation]
+
+
+class GoogleTexts(TypedDict):
+    data: GoogleTranslations
+
+
+AnyTranslated = (
+    TranslatedTexts
+    | DeepLXText
+    | DeepLTexts
+    | LibreTranslateText
+    | MTranServerText
+    | MTranServerTexts
+    | HcfyText
+)

@@ -1,0 +1,191 @@
+"""Cuts texts into segments, each the text of one prompt, and puts them together again."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rwkv_batch.translation.marks import PLAIN, Handling, Mark, Token, split
+
+Sentences = Literal[
+    "lines", "texts", "whole"
+]  # where texts are cut: at lines too, at sentences only, nowhere
+LINE = re.compile(r"(\r\n|[\r\n\u2028\u2029\u0085\v\f])")
+BLANK_LINE = re.compile(r"((?:\r\n|[\r\n])[ \t]*(?:\r\n|[\r\n])\s*)")
+# The end of a sentence, with the space behind it. Not behind a single letter, or a number at a line's start.
+SENTENCE = re.compile(
+    r"""(?<![\s.][A-Za-z]\.)(?<!^[A-Za-z]\.)(?<=[.!?…])["'”’»)\]]*\s+(?=[^\sa-z])|(?<=[。！？；])[”’」』）]*\s*(?=\S)"""
+)
+PART = re.compile(r"(?<=[,;:，、；：])\s*|\s+")  # where a sentence is cut that is too long
+# What lines of Markdown begin with.
+LEAD = re.compile(r"^(?:\s*(?:[-*+•>]|\#{1,6}|\d{1,3}[.)])\s+)+")
+
+
+@dataclass
+class Segment:
+    """What one prompt holds: text and marks, without white space around them."""
+
+    tokens: list[Token]
+    text: int  # the number of the text that it is of
+    answer: str | None = field(default=None)  # once it is known
+
+    @property
+    def source(self) -> str:
+        return plain(self.tokens)
+
+
+Part = str | Segment
+
+
+def plain(tokens: Sequence[Token]) -> str:
+    """The text of tokens, marks as they are."""
+    return "".join(token if isinstance(token, str) else token.text for token in tokens)
+
+
+def cut(text: str, number: int, most: int, sentences: Sentences, handling: Handling = PLAIN) -> list[Part]:
+    """The parts of text `number`: what stays, and segments, none of which has more than `most` characters.
+
+    A mark is never cut.
+    """
+    parts: list[Part] = []
+    for line in _lines(split(text, handling), sentences):
+        if isinstance(line, str):
+            parts.append(line)
+            continue
+        for tokens in [line] if sentences == "whole" else _sized(line, most):
+            parts += _trimmed(tokens, number, sentences == "lines" and not handling.escaped)
+    return parts
+
+
+def _lines(tokens: Sequence[Token], sentences: Sentences) -> Iterator[str | list[Token]]:
+    """Lists of tokens that belong together, and what parts them."""
+    ends = LINE if sentences == "lines" else BLANK_LINE  # a blank line would end a prompt
+    line: list[Token] = []
+    for token in tokens:
+        if isinstance(token, Mark):
+            if token.parts:
+                yield line
+                yield token.text
+                line = []
+            else:
+                line.append(token)
+            continue
+        for number, piece in enumerate(ends.split(token)):
+            if number % 2:
+                yield line
+                yield piece
+                line = []
+            elif piece:
+                line.append(piece)
+    yield line
+
+
+def _sized(tokens: list[Token], most: int) -> Iterator[list[Token]]:
+    """The tokens, cut at sentences where they are longer, and at commas where these are."""
+    if len(plain(tokens)) <= most:
+        yield tokens
+        return
+    pieces = [piece for whole in _cut_at(tokens, SENTENCE) for piece in _short(whole, most)]
+    group: list[Token] = []
+    size = 0
+    for piece in pieces:
+        length = len(plain(piece))
+        if group and size + length > most:
+            yield group
+            group, size = [], 0
+        group, size = group + piece, size + length
+    if group:
+        yield group
+
+
+def _short(tokens: list[Token], most: int) -> Iterator[list[Token]]:
+    if len(plain(tokens)) <= most:
+        yield tokens
+    else:
+        yield from (piece for part in _cut_at(tokens, PART) for piece in _hacked(part, most))
+
+
+def _hacked(tokens: list[Token], most: int) -> Iterator[list[Token]]:
+    """What has no place for a cut, cut anywhere."""
+    for token in tokens:
+        if isinstance(token, Mark):
+            yield [token]
+        else:
+            for start in range(0, len(token), most):
+                yield [token[start : start + most]]
+
+
+def _cut_at(tokens: list[Token], pattern: re.Pattern[str]) -> Iterator[list[Token]]:
+    """The tokens, cut behind each place where the pattern is found in a text."""
+    group: list[Token] = []
+    for token in tokens:
+        if isinstance(token, Mark):
+            group.append(token)
+            continue
+        done = 0
+        for found in pattern.finditer(token):
+            if found.end() > done:
+                yield [*group, token[done : found.end()]]
+                group, done = [], found.end()
+        if done < len(token):
+            group.append(token[done:])
+    if group:
+        yield group
+
+
+def _trimmed(tokens: list[Token], number: int, markdown: bool) -> Iterator[Part]:
+    """A segment, and the white space and tags around it, which stay. Without letters all of it stays."""
+    tokens = [token for token in tokens if token]
+    lead = ""
+    if markdown and tokens and isinstance(tokens[0], str) and (found := LEAD.match(tokens[0])):
+        lead, tokens[0] = found[0], tokens[0][found.end() :]
+    if not any(isinstance(token, str) and any(map(str.isalpha, token)) for token in tokens):
+        yield lead + plain(tokens)
+        return
+    start, stop = _inside(tokens)
+    inside = tokens[start:stop]
+    before = after = ""
+    if isinstance(first := inside[0], str):
+        stripped = first.lstrip()
+        before, inside[0] = first[: len(first) - len(stripped)], stripped
+    if isinstance(last := inside[-1], str):
+        stripped = last.rstrip()
+        after, inside[-1] = last[len(stripped) :], stripped
+    yield lead + plain(tokens[:start]) + before
+    yield Segment([token for token in inside if token], number)
+    yield after + plain(tokens[stop:])
+
+
+def _inside(tokens: list[Token]) -> tuple[int, int]:
+    """Where the segment begins and ends: inside of white space, of lone tags, and of a pair around all."""
+    start, stop = 0, len(tokens)
+    while True:
+        if _is_outside(tokens[start]):
+            start += 1
+        elif _is_outside(tokens[stop - 1]):
+            stop -= 1
+        elif _is_pair(tokens[start:stop]):
+            start, stop = start + 1, stop - 1
+        else:
+            return start, stop
+
+
+def _is_outside(token: Token) -> bool:
+    if isinstance(token, str):
+        return not token.strip()
+    return token.kind == "free" and token.text.startswith("<") and "</" not in token.text
+
+
+def _is_pair(tokens: list[Token]) -> bool:
+    """Whether the first one is a tag that the last one closes."""
+    depth = 0
+    for number, token in enumerate(tokens, 1):
+        if isinstance(token, Mark):
+            depth += {"open": 1, "close": -1}.get(token.kind, 0)
+        if depth <= 0:
+            return 1 < number == len(tokens) and _name_of(tokens[0]) == _name_of(token) != ""
+    return False
+
+
+def _name_of(token: Token) -> str:
+    return "" if isinstance(token, str) else token.name

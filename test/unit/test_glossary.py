@@ -1,0 +1,60 @@
+"""Glossaries: files of terms, what is found in texts, and what counts for which languages."""
+
+import pytest
+
+from rwkv_batch.translation.glossary import GlossaryError, from_pairs, parse, places
+
+
+def found(glossary: str, text: str, source: str = "en", target: str = "de") -> list[tuple[str, str]]:
+    terms = parse(glossary).pair(source, target)
+    return [(text[each.start : each.end], each.wanted) for each in terms.find(text)]
+
+
+def test_columns_and_languages():
+    lines = "# ours\n\ncat\tKatze\nen\tde\tdog\tHund\nen\tfr\thouse\tmaison\n*\tzh\tmodel\t模型\tcase\n"
+    assert found(lines, "Cat, dog, house, model") == [("Cat", "Katze"), ("dog", "Hund")]
+    assert found(lines, "a house", target="French") == [("house", "maison")]
+    assert found(lines, "a model, a Model", target="zh-TW") == [("model", "模型")], "varieties, and the case"
+    assert found("\tzh-TW\tcat\t貓\n", "a cat", target="zh-CN") == []
+
+
+def test_forms():
+    assert found("cat|cats\tKatze|Katzen", "cats and a cat") == [("cats", "Katzen"), ("cat", "Katze")]
+    assert found("cat|cats\tKater", "cats") == [("cats", "Kater")]
+
+
+def test_terms_are_whole_words_and_the_longest_counts():
+    lines = "neural network\tneuronales Netz\nnet\tNetz\n机器\tMaschine\nAPI\tSchnittstelle"
+    assert found(lines, "The neural network nets a net.") == [
+        ("neural network", "neuronales Netz"),
+        ("net", "Netz"),
+    ]
+    assert found(lines, "这台机器的API很快", source="zh") == [("机器", "Maschine"), ("API", "Schnittstelle")]
+    assert places("Serverraum, Server", "Server") == [12]
+
+
+def test_case_that_takes_more_letters():
+    assert found("straße\troad", "İ STRASSE, Straße", source="de", target="en") == [("Straße", "road")]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("cat", "line 1 has 1 columns"),
+        ("a\tb\nen\txx\tcat\tKatze", 'line 2: "xx" is no language'),
+        ("cat\t", "line 1: a term needs"),
+        ("a\tb\tc\td\te\tf", "6 columns"),
+        ("en\tde\tcat\tKatze\tsoft", '"soft" is no option'),
+        ("cat\t" + "x" * 300, "at most 200"),
+    ],
+)
+def test_what_is_refused(text, why):
+    with pytest.raises(GlossaryError, match=why):
+        parse(text)
+
+
+def test_terms_of_a_request_go_before_those_of_the_file():
+    own = from_pairs({"cat": "Kater", "dog|dogs": "Hund|Hunde", "": "x", "y": "| "})
+    file = parse("cat\tKatze\nbird\tVogel")
+    terms = own.before(file).pair("en", "de")
+    assert [each.wanted for each in terms.find("cat dogs bird")] == ["Kater", "Hunde", "Vogel"]

@@ -1,0 +1,185 @@
+"""From texts to prompts and back, with models that keep marks and terms, and with some that do not."""
+
+import random
+import re
+
+import pytest
+from translated import TERMS, broken, generated, lacking, translate
+
+from rwkv_batch.translation.forms import TranslationForm, form_of
+from rwkv_batch.translation.glossary import from_pairs
+from rwkv_batch.translation.marks import HTML, Handling
+from rwkv_batch.translation.segments import Segment, cut
+from rwkv_batch.translation.translator import TextsAsked, Translator, Words
+
+GERMAN = {"dog": "Hund", "cat": "Katze", "car": "Auto", "book": "Buch", "door": "Tür", "dogs": "Hunde"}
+
+
+def text_of(prompt: str) -> str:
+    return prompt.removeprefix("English: ").removesuffix("\n\nGerman:")
+
+
+def shouts(prompt: str) -> str:
+    """Keeps all that is no letter."""
+    return re.sub(r"(?<![<{/%$\w])[a-z]{2,}(?![}>\w])", lambda m: m[0].upper(), text_of(prompt))
+
+
+def knows_words(prompt: str) -> str:
+    """Has its own words for terms."""
+    return re.sub(r"\w+", lambda m: GERMAN.get(m[0], m[0]), text_of(prompt))
+
+
+def drops_marks(prompt: str) -> str:
+    return re.sub(r"[<{\[(`%][^\s]*", "", text_of(prompt)).strip() or "Wort"
+
+
+def doubles(prompt: str) -> str:
+    return f"{text_of(prompt)} {text_of(prompt)}"
+
+
+def turns_around(prompt: str) -> str:
+    return " ".join(reversed(text_of(prompt).split()))
+
+
+def says_nothing(prompt: str) -> str:
+    return ""
+
+
+def makes_marks_up(prompt: str) -> str:
+    return f"<b>Wort</b> {{7}} https://example.net {text_of(prompt)}"
+
+
+def draws(prompt: str) -> str:
+    dice = random.Random(prompt)
+    return "".join(c for c in text_of(prompt) if dice.random() < 0.9)
+
+
+MODELS = [shouts, knows_words, drops_marks, doubles, turns_around, says_nothing, makes_marks_up, draws]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("terms_in_source", [True, False])
+def test_marks_and_terms_are_whole_whatever_the_model_does(model, terms_in_source):
+    texts = [generated(number) for number in range(200)]
+    asked = TextsAsked(texts, "de", "en", from_pairs(TERMS))
+    answers, _ = translate(asked, model, TranslationForm(terms_in_source=terms_in_source))
+    assert not [wrong for pair in zip(texts, answers, strict=True) if (wrong := broken(*pair))]
+    assert not [wrong for pair in zip(texts, answers, strict=True) if (wrong := lacking(*pair, TERMS))]
+
+
+def test_a_model_that_keeps_them_is_asked_once():
+    asked = TextsAsked(["The {0} sees <b>the house</b> [here](https://example.org/long)."], "de", "en")
+    (answer,), rounds = translate(asked, shouts)
+    assert answer == "The {0} SEES <b>THE HOUSE</b> [HERE](https://example.org/long)."
+    assert [[text_of(row.prompt) for row in rows] for rows in rounds] == [
+        ["The {0} sees <b>the house</b> <x3>here</x3>."]
+    ], "long marks are shown as short ones"
+
+
+def test_a_broken_segment_is_asked_for_piece_by_piece():
+    asked = TextsAsked(["The {0} sees <b>the house</b>.", "Fine."], "de", "en")
+    answers, rounds = translate(asked, drops_marks)
+    assert answers == ["The {0} sees <b>the house</b>.", "Fine."]
+    assert [[text_of(row.prompt) for row in rows] for rows in rounds] == [
+        ["The {0} sees <b>the house</b>.", "Fine."],
+        ["The", "sees", "the house"],
+    ]
+
+
+def test_the_models_own_word_for_a_term_is_replaced():
+    asked = TextsAsked(
+        ["My dogs and the dog.", "No term."], "de", "en", from_pairs({"dog|dogs": "Köter|Kötern"})
+    )
+    form = TranslationForm(terms_in_source=False)
+    answers, rounds = translate(asked, knows_words, form)
+    assert answers == ["My Kötern and the Köter.", "No term."]
+    assert [len(rows) for rows in rounds] == [2, 2], "the terms alone are asked for, and known from then on"
+
+
+def test_a_term_stands_in_the_source_where_the_checkpoint_reads_that():
+    asked = TextsAsked(["The dog."], "de", "en", from_pairs({"dog": "Köter"}))
+    answers, rounds = translate(asked, knows_words)
+    assert answers == ["The Köter."] and [text_of(row.prompt) for row in rounds[0]] == ["The Köter."]
+    assert len(rounds) == 1
+
+
+def test_an_answer_without_an_end_is_asked_for_again():
+    translator = Translator(TextsAsked(["One two."], "de", "en"), TranslationForm(), Words())
+    steps = translator.rounds()
+    next(steps)
+    from rwkv_batch.translation.translator import Translated
+
+    again = steps.send([Translated("one one one one", complete=False)])
+    assert [text_of(row.prompt) for row in again] == ["One two."]
+    with pytest.raises(StopIteration):
+        steps.send([Translated("one one one one", complete=False)])
+    assert translator.texts() == ["One two."], "rather the source than a text that repeats itself"
+
+
+@pytest.mark.parametrize(
+    ("text", "segments"),
+    [
+        ("  One line. \n\n Another\r\n", ["One line.", "Another"]),
+        ("# Title\n- first\n  2. second\n> quoted", ["Title", "first", "second", "quoted"]),
+        ("123\n--\n{0}\n", []),
+        ("<b>All of it</b>", ["All of it"]),
+        ("<b>Some</b> of <i>it</i>", ["<b>Some</b> of <i>it</i>"]),
+        ("Text\n```\ncode\n```\nmore", ["Text", "more"]),
+    ],
+)
+def test_segments(text, segments):
+    parts = cut(text, 0, 100, "lines")
+    assert [part.source for part in parts if isinstance(part, Segment)] == segments
+    assert "".join(p if isinstance(p, str) else p.source for p in parts) == text
+
+
+def test_long_texts_are_cut_at_sentences():
+    text = "One is here, e.g. Ann. Two is! Is three? " + "word " * 30 + "end. 四在这里。五也在。" + "x" * 150
+    parts = cut(text, 0, 60, "lines")
+    found = [part.source for part in parts if isinstance(part, Segment)]
+    assert found[0].startswith("One is here, e.g. Ann. Two is! Is three? word") and found[1].endswith("word")
+    assert 40 < max(map(len, found)) <= 60 and "四在这里。五也在。" in " ".join(found)
+    assert "".join(p if isinstance(p, str) else p.source for p in parts) == text
+
+
+def test_html_is_read_and_written():
+    asked = TextsAsked(
+        ["<p>dog &amp; cat <a href='x>y'>3 &lt; 4</a></p><ul><li>One</li></ul>"], "de", "en", handling=HTML
+    )
+    (answer,), rounds = translate(asked, lambda prompt: text_of(prompt).replace("dog", "Hund & Co"))
+    assert [text_of(row.prompt) for row in rounds[0]][-1] == "One"
+    assert "Hund &amp; Co &amp; cat <a href='x>y'>3 &lt; 4</a></p>" in answer and answer.endswith(
+        "<ul><li>One</li></ul>"
+    )
+
+
+def test_xml_has_the_tags_that_the_request_names():
+    handling = Handling(escaped=True, silent=frozenset({"x"}), parting=frozenset({"par"}))
+    asked = TextsAsked(["<par>One <x>two</x></par><par>Three</par>"], "de", "en", handling=handling)
+    (answer,), rounds = translate(asked, shouts)
+    assert [text_of(row.prompt) for row in rounds[0]] == ["One {0}", "Three"]
+    assert answer == "<par>One <x>two</x></par><par>Three</par>"
+
+
+def test_where_texts_are_cut_can_be_chosen():
+    text = "One\ntwo.\n\nThree."
+    for sentences, found in (
+        ("lines", ["One", "two.", "Three."]),
+        ("texts", ["One\ntwo.", "Three."]),
+        ("whole", ["One\ntwo.", "Three."]),
+    ):
+        parts = cut(text, 0, 8 if sentences == "whole" else 100, sentences)
+        assert [part.source for part in parts if isinstance(part, Segment)] == found
+
+
+def test_spaces_and_wide_characters_in_marks_are_read():
+    asked = TextsAsked(["Hello {0}, <b0>you</b0>!"], "de", "en")
+    (answer,), rounds = translate(asked, lambda prompt: "Hallo ｛ 0 ｝，< b0 >du＜/b0＞!")
+    assert (answer, len(rounds)) == ("Hallo {0}，<b0>du</b0>!", 1)
+
+
+def test_forms_of_checkpoints():
+    assert form_of("RWKV_v7_G1c_1.5B_Translate_ctx4096_20260118").most == 1500
+    assert form_of("rwkv7-g1d-7.2b") == TranslationForm()
+    assert not form_of("rwkv7-demo").terms_in_source
+    assert form_of("RWKV-x060-World-7B").most == 600

@@ -304,6 +304,11 @@ def command_line() -> argparse.ArgumentParser:
     workers = number(1, most=MOST_WORKERS)
     flag("--frontends", **workers, help="HTTP processes that share the port (default: by cores)")
     flag(
+        "--hung-seconds",
+        **number(1, most=MOST_SECONDS),
+        help="until one of several engines that makes no step is started again (default %(default)s)",
+    )
+    flag(
         "--drain-seconds",
         **number(0, most=MOST_SECONDS),
         help="how long running requests may go on after SIGTERM or Ctrl-C (default %(default)s)",

@@ -1,0 +1,178 @@
+"""A server with two engines: who runs what, and what happens when one of them dies."""
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from serving import Server, events, until
+
+GREEDY = {"temperature": 0, "alpha_presence": 0, "alpha_frequency": 0, "max_tokens": 20}
+CAPITAL = "User: What is the capital of France?\n\nAssistant:"
+ENDLESS = GREEDY | {"contents": [CAPITAL], "stop_tokens": [], "max_tokens": 10_000_000, "chunk_size": 1}
+ENGINES = ("engine-0", "engine-1")
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Server]:
+    running = Server("--device", "cpu,cpu", "--frontends", "2", "--max-rows", "4", "--hung-seconds", "5")
+    yield running
+    assert running.stop() == 0, running.log()
+
+
+def post(server: Server, path: str, body: dict) -> dict:
+    reply = httpx.post(server.url + path, json=body, timeout=120)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def answer(server: Server) -> str:
+    return post(server, "/v1/chat/completions", GREEDY | {"contents": [CAPITAL]})["choices"][0]["message"][
+        "content"
+    ]
+
+
+def rows_run(server: Server) -> dict[str, float]:
+    """How many each engine has accepted."""
+    found = {}
+    for line in httpx.get(server.url + "/metrics").text.splitlines():
+        if line.startswith("rwkv:request_rows_total{"):
+            name = line.split('engine="')[1].split('"')[0]
+            found[name] = float(line.rpartition(" ")[2])
+    return found
+
+
+def test_rows_of_a_request_are_spread_and_have_the_texts_of_one_engine(host: Server):
+    before = rows_run(host)
+    body = GREEDY | {"contents": [f"User: What is {i} + 2?\n\nAssistant:" for i in range(8)]}
+    whole = [c["message"]["content"] for c in post(host, "/v1/chat/completions", body)["choices"]]
+    after = rows_run(host)
+    assert all(after[name] - before[name] == 4 for name in ENGINES)
+    alone = []
+    for prompt in body["contents"]:
+        found = post(host, "/v1/chat/completions", body | {"contents": [prompt]})
+        alone.append(found["choices"][0]["message"]["content"])
+    assert whole == alone
+
+
+def test_draws_with_a_seed_do_not_depend_on_where_a_row_runs(host: Server):
+    drawn = {"seed": 7, "max_tokens": 12, "temperature": 2.0, "top_p": 1.0}
+    body = {"model": "rwkv7", "prompt": "zq 7", "n": 6} | drawn
+    first, again = (
+        [choice["text"] for choice in post(host, "/v1/completions", body)["choices"]] for _ in range(2)
+    )
+    with httpx.stream("POST", host.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}) as stream:
+        next(events(stream))  # so that the rows are divided otherwise
+        other = [choice["text"] for choice in post(host, "/v1/completions", body)["choices"]]
+    assert first == again == other and len(set(first)) > 1
+
+
+def test_a_request_that_is_spread_is_paused_and_resumed_as_one(host: Server):
+    prompts = [f"User: Tell me {n} stories.\n\nAssistant:" for n in ("two", "three", "four")]
+    body = ENDLESS | {"contents": prompts, "max_tokens": 60, "use_prefix_cache": False}
+    expected = [c["message"]["content"] for c in post(host, "/v1/chat/completions", body)["choices"]]
+    texts = dict.fromkeys(range(3), "")
+    with httpx.stream(
+        "POST",
+        host.url + "/v1/chat/completions",
+        json=body | {"stream": True},
+        headers={"X-Request-Id": "tales"},
+        timeout=60,
+    ) as stream:
+        said = events(stream)
+        _add(texts, next(said))
+        (listed,) = httpx.get(host.url + "/v1/server/status").json()["active_requests"]
+        assert (listed["request_id"], listed["rows"]) == ("tales", 3)
+        assert post(host, "/v1/server/pause", {"request_id": "tales"})["paused"]
+        for event in said:
+            _add(texts, event)
+    paused = httpx.get(host.url + "/v1/server/status").json()["paused_requests"]
+    assert [each["request_id"] for each in paused] == ["tales"]
+    rest = post(host, "/v1/server/resume", {"request_id": "tales", "stream": False})
+    for choice in rest["choices"]:
+        texts[choice["index"]] += choice["message"]["content"]
+    assert [texts[row] for row in range(3)] == expected
+    assert httpx.get(host.url + "/v1/server/status").json()["paused_requests"] == []
+
+
+def _add(texts: dict[int, str], event: dict | str) -> None:
+    for choice in event["choices"] if isinstance(event, dict) else ():
+        texts[choice["index"]] += choice["delta"].get("content", "")
+
+
+def turn(server: Server, session: str, prompt: str) -> str:
+    body = GREEDY | {"contents": [f"User: {prompt}\n\nAssistant:"], "session_id": session}
+    return post(server, "/state/chat/completions", body)["choices"][0]["message"]["content"]
+
+
+def test_an_adapter_and_a_start_state_are_on_every_engine(host: Server):
+    post(host, "/loadstatemodel", {"state_filename": "pirate.pth", "state_viewname": "pirate"})
+    load = {"lora_name": "capitals", "lora_path": "capitals.pth", "adapter_alpha": 32}
+    loaded = httpx.post(host.url + "/v1/load_lora_adapter", json=load, timeout=60)
+    assert loaded.status_code == 200, loaded.text
+    _same_on_all(host, {"adapter": "capitals"})
+    _same_on_all(host, {"state_id": "pirate"})
+
+
+def _same_on_all(server: Server, chosen: dict) -> None:
+    """Rows of all engines have the same text."""
+    before = rows_run(server)
+    found = post(server, "/v1/chat/completions", GREEDY | chosen | {"contents": [CAPITAL] * 8})
+    assert len({choice["message"]["content"] for choice in found["choices"]}) == 1
+    assert all(rows_run(server)[name] > before.get(name, 0) for name in ENGINES)
+
+
+def test_kill_9_of_an_engine_under_load_loses_no_turn(host: Server):
+    """Sessions go on at once on the other engine, whole replies come from there, and streams say so."""
+    sessions = [f"s{number}" for number in range(8)]
+    said = {session: [turn(host, session, f"I am {session}.")] for session in sessions}
+    before = host.children()
+    with (
+        httpx.stream(
+            "POST", host.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=60
+        ) as stream,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        seen = events(stream)
+        next(seen)
+        ((victim, _),) = [
+            (name, rows) for name, rows in _running(host).items() if rows
+        ]  # the engine that has the stream
+        waiting = [pool.submit(answer, host) for _ in range(12)]
+        os.kill(before[victim], signal.SIGKILL)
+        rest = list(seen)
+        assert isinstance(rest[-2], dict) and "error" in rest[-2] and rest[-1] == "[DONE]"
+        assert all("Paris" in each.result() for each in waiting)
+        for session in sessions:
+            said[session].append(turn(host, session, "And now?"))
+    until(lambda: victim in host.children() and host.children()[victim] != before[victim])
+    until(lambda: httpx.get(host.url + "/metrics").text.count("rwkv:engine_up{") == 2 and _all_up(host), 60)
+    for session in sessions:
+        history = httpx.get(host.url + "/v1/state/history", params={"session_id": session}).json()["turns"]
+        assert [each["completion"] for each in history] == said[session]
+    _same_on_all(host, {"adapter": "capitals"})  # it takes its share again, of what was loaded too
+    _same_on_all(host, {"state_id": "pirate"})
+
+
+def test_one_that_hangs_is_started_again(host: Server):
+    before = host.children()["engine-0"]
+    os.kill(before, signal.SIGSTOP)
+    found = post(host, "/v1/chat/completions", GREEDY | {"contents": [CAPITAL] * 8})
+    assert all("Paris" in choice["message"]["content"] for choice in found["choices"])
+    until(lambda: host.children().get("engine-0", before) != before)
+    assert "engine-0 has made no step" in host.log()
+
+
+def _running(server: Server) -> dict[str, float]:
+    found = {}
+    for line in httpx.get(server.url + "/metrics").text.splitlines():
+        if line.startswith("rwkv:num_requests_running{"):
+            found[line.split('engine="')[1].split('"')[0]] = float(line.rpartition(" ")[2])
+    return found
+
+
+def _all_up(server: Server) -> bool:
+    text = httpx.get(server.url + "/metrics").text
+    return all(f'rwkv:engine_up{{engine="{name}"}} 1.0' in text for name in ENGINES)

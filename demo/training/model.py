@@ -1,7 +1,8 @@
 """RWKV-7 for training: whole sequences in parallel, over a compact vocabulary.
 
-Parameter names are those of the official checkpoints, but for `code_in` and `code_out` (demo/codes.py): the rows
-of emb and head are a row of the known ids, or one that all others share, plus the code of the id times a matrix.
+Parameter names are those of the official checkpoints, but for `code_in` and `code_out`: the rows of emb and
+head are a row of the known ids, or one that all others share, plus the code of the id
+(rwkv_batch/bundled/codes.py) times a matrix.
 """
 
 import math

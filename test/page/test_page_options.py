@@ -135,6 +135,12 @@ def test_a_text_file_goes_with_a_message(page, engine):
         expect(turn.locator(".asked pre")).to_have_text("one\n```\n\ntwö")
         page.reload()
     expect(page.locator("#session-list .name")).to_have_text("What is in it?")
+    page.get_by_role("button", name="Edit this message").click()
+    expect(page.locator(".edit textarea")).to_have_value("What is in it?")
+    page.locator(".edit textarea").fill("What else?")
+    page.keyboard.press("Enter")
+    assert engine.wait_for(lambda: "What else?" in str(engine.requests[-1].prompts[0]), 20)
+    assert "File: my notes.txt\n````\none" in str(engine.requests[-1].prompts[0])
 
 
 def test_what_is_no_text_is_refused_and_what_is_attached_can_go_again(page):

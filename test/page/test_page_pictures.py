@@ -3,14 +3,42 @@
 Without --pictures the same steps are tests only.
 """
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from fake_engine import UPDATED
+from frontend_process import FrontendProcess
 from page_steps import COMPLETIONS, answer, send, show, with_fields
 from playwright.sync_api import Route, expect
+from scripted_engine import ScriptedEngine
 from serving import Server
 
 SEED = 18
+TIDES = """## Tides in two places
+
+The height is the sum of *partial tides*, each with an amplitude $A_i$ and a phase $p_i$:
+
+$$
+h(t) = A_1 cos(w_1 t + p_1) + A_2 cos(w_2 t + p_2) + ...
+$$
+
+1. **M2** comes from the moon, twice a day.
+2. **S2** comes from the sun, twice a day.
+
+| place | M2 | S2 |
+|:--|--:|--:|
+| Brest | 2.05 m | 0.75 m |
+| Dover | 2.25 m | 0.71 m |
+
+```python
+def height(hours, parts):
+    return sum(a * math.cos(w * hours + p) for a, w, p in parts)  # metres
+```
+
+More is in [the tables](https://example.com/tides).
+"""
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +65,26 @@ def test_a_picture_of_a_chat(watched, fresh, picture):
     turn.get_by_text("Thought").click()
     page.get_by_role("button", name="Think").click()
     send(page, "My name is Liudmila.")
-    assert "Liudmila" in answer(send(page, "What is my name?"))
+    turn = send(page, "What is my name?")
+    assert "Liudmila" in answer(turn)
+    turn.hover()
+    turn.get_by_role("button", name="Answer again").click()
+    expect(page.locator(".versions span")).to_have_text("2/2")
     expect(page.locator("#session-list li")).to_have_count(3)
     expect(page.locator("#pulse")).to_be_visible()
     picture(page, "page-chat")
+
+
+def test_a_picture_of_markdown(watched, picture, tmp_path: Path):
+    """The bundled model writes none."""
+    with ScriptedEngine(f"ipc://{tmp_path}/engine") as engine, FrontendProcess(engine) as process:
+        page = watched.open(f"http://127.0.0.1:{process.port}", viewport={"width": 1280, "height": 860})
+        page.clock.set_fixed_time(UPDATED)  # when the engine says that it has stored the session
+        engine.answers["tides"] = re.findall(r"\s*\w+|[^\w]+", TIDES)
+        send(page, "How high are the tides? Show me the numbers and some code.")
+        expect(page.locator(".hl-keyword").first).to_be_visible()
+        page.locator("#conversation").evaluate("c => c.scrollTop = 0")
+        picture(page, "page-markdown")
 
 
 def test_a_picture_of_a_batch(watched, fresh, picture):

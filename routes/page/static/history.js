@@ -25,6 +25,7 @@
 
 const PARTS = /\n\n(?=(?:System|User|Assistant|Tool):)/; // the server lets no message hold this
 const PART = /^(System|User|Assistant|Tool): ?([^]*)$/;
+const MOST_OF_NAME = 48; // characters
 const THOUGHT = /^\s*<think(?:>(?<thought>[^]*?))?(?:<\/think>|$)(?<answer>[^]*)$/;
 
 /**
@@ -63,7 +64,10 @@ function answerOf(written) {
 /** A name for a new session, made of its first message. */
 export function nameOf(message) {
   const line = message.replace(/[\u0000-\u001f\u007f-\u009f\s]+/g, " ").trim();
-  const short = [...line].slice(0, 48).join("").trim();
+  const characters = [...line];
+  const words = characters.slice(0, MOST_OF_NAME).join("");
+  const end = words.lastIndexOf(" ") > MOST_OF_NAME / 2 ? words.lastIndexOf(" ") : words.length;
+  const short = characters.length > MOST_OF_NAME ? `${words.slice(0, end).trim()}…` : words;
   return short.startsWith("response:") ? `“${short}”` : short;
 }
 

@@ -1,6 +1,6 @@
 /** How one turn of a conversation looks: what was asked, the thought folded, the answer, its versions. */
 
-import { apart } from "./attach.js";
+import { apart, withFiles } from "./attach.js";
 import { copyText } from "./clipboard.js";
 import { iconButton, isComposing, make, TextSink } from "./dom.js";
 import { MarkdownSink } from "./streamed.js";
@@ -153,7 +153,7 @@ export class TurnView {
   _edit() {
     const { message, files } = apart(this.user);
     const field = make("textarea", { label: "editMessage", rows: "2" });
-    field.value = files.length ? this.user : message;
+    field.value = message; // what goes with it goes with it again
     const close = () => {
       form.replaceWith(this._asked);
       this._asked.querySelector("button").focus();
@@ -171,7 +171,7 @@ export class TurnView {
     );
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      const changed = field.value.trim();
+      const changed = withFiles(field.value.trim(), files);
       if (!changed) return;
       close();
       this._actions.again(this, changed);

@@ -28,8 +28,8 @@ from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.memory import MemoryShare
 from rwkv_batch.engine.serving.changes import ModelChanges
 from rwkv_batch.engine.serving.models import Models
-from rwkv_batch.engine.startup import load_model
 from rwkv_batch.model import checkpoint
+from rwkv_batch.runner.loading import load_model
 from rwkv_batch.wire.commands import LoadModel
 from rwkv_batch.wire.protocol import CommandReply, Event, Failed, GenerateRequest, Progress, Rejected
 

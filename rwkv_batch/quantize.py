@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import get_args
 
 from rwkv_batch.config import EngineConfig, WeightsName
-from rwkv_batch.engine.startup import load_weights, loading_bar
 from rwkv_batch.evaluate.asks import EvaluationError, demand_texts, document
 from rwkv_batch.evaluate.files import read_texts
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.quantization import packed_file
 from rwkv_batch.model.quantization.calibrate import calibrated
 from rwkv_batch.model.quantization.quantize import quantize
+from rwkv_batch.runner.loading import load_weights, loading_bar
 
 SUFFIX = ".safetensors"
 

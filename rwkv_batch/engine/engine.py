@@ -33,9 +33,10 @@ from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
 from rwkv_batch.engine.scheduling.row import Outbox, RequestKey
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
-from rwkv_batch.engine.startup import LoadedModel, describe, load_model, open_store, state_pool
+from rwkv_batch.engine.startup import describe, open_store, state_pool
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
+from rwkv_batch.runner.loading import LoadedModel, load_model
 from rwkv_batch.runner.protocol import Runner
 from rwkv_batch.sampling.params import check, drawable
 from rwkv_batch.state.entries import StoreError

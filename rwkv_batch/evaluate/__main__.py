@@ -10,7 +10,6 @@ from typing import get_args
 
 from rwkv_batch.config import EngineConfig, WeightsName
 from rwkv_batch.engine import Engine
-from rwkv_batch.engine.startup import load_weights, loading_bar
 from rwkv_batch.evaluate.asks import AskedModel, EvaluationError, demand_texts, document
 from rwkv_batch.evaluate.compare import compare, held_out, texts_of
 from rwkv_batch.evaluate.files import read_lines, read_texts
@@ -24,6 +23,7 @@ from rwkv_batch.evaluate.remote import RemoteModel
 from rwkv_batch.evaluate.report import Result, stamp, table, write_jsonl
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.ops.device import DeviceError
+from rwkv_batch.runner.loading import load_weights, loading_bar
 from rwkv_batch.wire.protocol import Sampling
 
 Run = Callable[[AskedModel, argparse.Namespace], Result]

@@ -11,11 +11,11 @@ from models_driver import WEIGHTS, alone
 
 from demo.training.samples import samples
 from rwkv_batch.config import EngineConfig
-from rwkv_batch.engine import startup
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.quantization.packed_file import write
 from rwkv_batch.model.quantization.quantize import quantize
+from rwkv_batch.runner import loading
 from rwkv_batch.state.staged import StagedStates
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.commands import LoadModel
@@ -47,9 +47,9 @@ def test_matrices_are_packed_on_the_cpu_where_a_gpu_has_no_room(monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return quantize(*args)
 
-    monkeypatch.setattr(startup, "quantize", pack)
+    monkeypatch.setattr(loading, "quantize", pack)
     config = EngineConfig(weights="int8", device="cpu")
-    found = startup.load_weights(WEIGHTS["two"], config, None, packing=torch.device("cuda:0"))
+    found = loading.load_weights(WEIGHTS["two"], config, None, packing=torch.device("cuda:0"))
     assert places == ["cuda:0", "cpu"] and found.weights == "int8" and found.packed
 
 

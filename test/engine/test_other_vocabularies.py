@@ -12,11 +12,11 @@ from engine_driver import SAMPLED, Driver
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import Engine
-from rwkv_batch.engine.startup import load_weights
 from rwkv_batch.evaluate.asks import EvaluationError
 from rwkv_batch.evaluate.local import LocalModel
 from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.quantize import main as quantize
+from rwkv_batch.runner.loading import load_weights
 from rwkv_batch.text import tokenizer
 from rwkv_batch.text.tokenizer import VOCABULARY, Tokenizer, tokenizer_of
 from rwkv_batch.wire.commands import Detokenize, SessionHistory, Tokenize

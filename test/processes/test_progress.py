@@ -3,8 +3,8 @@
 import pytest
 
 from rwkv_batch.engine.offline import whole_rows
-from rwkv_batch.engine.startup import loading_bar
 from rwkv_batch.evaluate.report import collect
+from rwkv_batch.runner.loading import loading_bar
 from rwkv_batch.wire.protocol import Progress, RowDelta
 
 

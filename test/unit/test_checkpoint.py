@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.config import EngineConfig
-from rwkv_batch.engine.startup import load_weights
 from rwkv_batch.model.checkpoint import from_tensors, load
+from rwkv_batch.runner.loading import load_weights
 
 
 @pytest.fixture(scope="module")

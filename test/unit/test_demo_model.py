@@ -22,7 +22,7 @@ from demo.training.vocabulary import collect
 from rwkv_batch.bundled.codes import SIZE, codes, rows
 from rwkv_batch.bundled.unpack import MODEL, is_packed, tensors
 from rwkv_batch.config import EngineConfig
-from rwkv_batch.engine.startup import load_weights
+from rwkv_batch.runner.loading import load_weights
 
 pytestmark = pytest.mark.thorough
 

@@ -27,12 +27,13 @@ from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.memory import MemoryShare
 from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.engine.serving.models import Member, Models
-from rwkv_batch.engine.startup import SharedDatabase, load_model, load_weights, loading_bar, open_store
+from rwkv_batch.engine.startup import SharedDatabase, open_store
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.quantization import packed_file
 from rwkv_batch.ops import device as devices
 from rwkv_batch.ops.device import DeviceError
+from rwkv_batch.runner.loading import load_model, load_weights, loading_bar
 from rwkv_batch.sampling.flashinfer import SamplerError
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.wire.commands import LoadModel, RemoveModel

@@ -30,9 +30,10 @@ from rwkv_batch.engine.scheduling.row import Outbox, RequestKey
 from rwkv_batch.engine.serving.changes import ModelChanges
 from rwkv_batch.engine.serving.loads import LoadReports
 from rwkv_batch.engine.serving.models import Models
-from rwkv_batch.engine.startup import SharedDatabase, load_model, loading_bar, open_store
+from rwkv_batch.engine.startup import SharedDatabase, open_store
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.ops.device import DeviceError
+from rwkv_batch.runner.loading import load_model, loading_bar
 from rwkv_batch.sampling.flashinfer import SamplerError
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.text import grammars

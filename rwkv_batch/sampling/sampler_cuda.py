@@ -23,15 +23,14 @@ from rwkv_batch.ops.random import random_key
 from rwkv_batch.sampling import flashinfer
 from rwkv_batch.sampling.masks import WORD, RowMasks, mask_words
 from rwkv_batch.sampling.params import RowSampling, drawable
-from rwkv_batch.sampling.penalties import Penalties, PenaltyRule
+from rwkv_batch.sampling.penalties import PenaltyRule
+from rwkv_batch.sampling.slots_cuda import FIRST_CAPACITY, NO_FILTER, PenaltyLists, SlotWays, as_bytes
 from rwkv_batch.sampling.structs_cuda import (
     BIAS_ENTRY,
     GREEDY,
     METHODS,
     NUCLEUS,
     PENALTY_ENTRY,
-    PENALTY_LIST,
-    PENALTY_LIST_AT,
     RAPID,
     ROW_FILTER,
     SAMPLE_RECORD,
@@ -41,10 +40,8 @@ from rwkv_batch.sampling.structs_cuda import (
 )
 from rwkv_batch.wire.protocol import Sampling
 
-NO_FILTER = (0.0, 0.0, 1.0)
 FILTER_WORDS = ROW_FILTER.itemsize // 4
 Way = Literal["plain", "any"]  # of drawing: for rows without limits, bias, penalties and noise; for all
-FIRST_CAPACITY = 256  # drawn tokens that a row has room for when it begins
 
 
 def bytes_per_slot(vocab: int) -> int:
@@ -67,7 +64,6 @@ class _SamplingRecord:
     head: tuple[float, ...]
     tail: tuple[float, ...]
     rule: PenaltyRule | None
-    capacity: int  # of the list of penalties when a row begins; 0: there are none
     bias: Tensor | None  # which `tail` points to
     flashinfer: bool  # whether FlashInfer may draw
     plain: bool  # whether rwkv_sample_plain draws such rows: no limits, bias, penalties or noise
@@ -111,19 +107,8 @@ class CudaSampler:
         self._draw = flashinfer.load(self.device, self._chunk) if sampler == "flashinfer" else None
         self._rows: list[_SamplingRecord | None] = [None] * slots
         self._latest: tuple[Sampling, _SamplingRecord] | None = None
-        self._penalties = torch.empty(
-            slots, FIRST_CAPACITY * PENALTY_ENTRY.itemsize, dtype=torch.uint8, device=self.device
-        )
-        self._grown: dict[int, Tensor] = {}  # slot -> the list of its penalties that did not fit any more
-        self._capacity = np.zeros(slots, np.int64)  # 0: no penalties
-        self._drawn = np.zeros(slots, np.int64)  # entries of the list that may be in use
-        self._by_flashinfer = np.zeros(slots, bool)
-        self._places = np.zeros(0, np.int64)  # rows of the next `sample_async` that FlashInfer draws
-        self._plain = np.zeros(slots, bool)
-        self._all_plain = False  # of the next `sample_async`
-        self._filters = np.zeros(slots, ROW_FILTER)
-        self._filtered = np.zeros(slots, bool)
-        self._row_filters: np.ndarray | None = None  # of the next `sample_async`; None: they are off
+        self._penalties = PenaltyLists(slots, self.vocab, self._records.table)
+        self._ways = SlotWays(slots)  # whose next step is the next `sample_async`
         self._words = mask_words(self.vocab)
         # A bit for each token of the prompt and the answer, of rows with a repetition penalty.
         self._seen = torch.zeros(slots, self._words, dtype=torch.int32, device=self.device)
@@ -141,20 +126,10 @@ class CudaSampler:
         if self._latest is None or self._latest[0] is not sampling:
             self._latest = sampling, self._sampling_record(sampling)
         shared = self._rows[slot] = self._latest[1]
-        self._grown.pop(slot, None)
-        self._capacity[slot] = shared.capacity
-        self._by_flashinfer[slot], self._plain[slot] = shared.flashinfer, shared.plain
-        self._filters[slot] = *shared.filter, -1
-        self._filtered[slot] = shared.filter != NO_FILTER
+        self._ways.begin(slot, shared.plain, shared.flashinfer, shared.filter)
         if shared.filter[2] != 1:
             self._seen[slot].copy_(self._bits((*prompt, *drawn)), non_blocking=True)
-        capacity, used = shared.capacity, 0
-        penalties = self._penalties.data_ptr() + slot * self._penalties.shape[1]
-        if drawn and shared.rule:
-            entries, used = self._fill_penalties(slot, shared.rule, drawn)
-            penalties, capacity = entries.data_ptr(), int(self._capacity[slot])
-        self._drawn[slot] = used
-        row = random_key(seed, stream), len(drawn), penalties, capacity, used
+        row = random_key(seed, stream), len(drawn), *self._penalties.begin(slot, shared.rule, drawn)
         self._records.put(slot, (*shared.head, *row, *shared.tail))
 
     def sample(self, logits: Tensor, slots: Sequence[int]) -> list[int]:
@@ -172,16 +147,10 @@ class CudaSampler:
         Call it once before so many steps that draw for `slots`, in their order, also before one that replays
         a graph.
         """
-        self._records.flush()  # before `_grow`, which changes a part of a record
+        self._records.flush()  # before lists grow, which changes a part of a record
         index = np.asarray(slots, np.intp)
-        capacity = self._capacity[index]
-        used = self._drawn[index] + steps
-        for slot in index[(capacity > 0) & (used > capacity) & (capacity < self.vocab)]:
-            self._grow(int(slot))
-        self._drawn[index] = used
-        self._all_plain = bool(self._plain[index].all())
-        self._places = np.flatnonzero(self._by_flashinfer[index])
-        self._row_filters = self._filters[index] if self._filtered[index].any() else None
+        self._penalties.make_room(index, steps)
+        self._ways.choose(index)
 
     def sample_async(
         self,
@@ -217,7 +186,7 @@ class CudaSampler:
             if way is not None and not masked:
                 self.draw(way, logits, slots, ids, feed)
                 return ids
-            if masked or self._row_filters is not None or self._draw is None:
+            if masked or self._ways.filters is not None or self._draw is None:
                 self._sample_filtered(logits, slots, ids, masks)
             else:
                 self._sample_with_flashinfer(self._draw, logits, slots, ids)
@@ -231,9 +200,9 @@ class CudaSampler:
 
     def way(self, logits: Tensor) -> Way | None:
         """How `draw` draws for the slots of the last `prepare`; None: filters or FlashInfer are needed."""
-        if self._row_filters is not None or (self._draw is not None and len(self._places)):
+        if self._ways.filters is not None or (self._draw is not None and len(self._ways.flashinfer)):
             return None
-        return self.ways(logits)[0] if self._all_plain else "any"
+        return self.ways(logits)[0] if self._ways.all_plain else "any"
 
     def draw(self, way: Way, logits: Tensor, slots: Tensor, ids: Tensor, feed: Feed | None) -> None:
         """Queue a draw by one of the ways of `sample_async`."""
@@ -258,7 +227,7 @@ class CudaSampler:
         staged = torch.empty(rows * FILTER_WORDS + lines * self._words, dtype=torch.int32, pin_memory=pinned)
         numbers = staged.numpy()
         filters = numbers[: rows * FILTER_WORDS].view(ROW_FILTER)
-        filters[:] = (*NO_FILTER, -1) if self._row_filters is None else self._row_filters
+        filters[:] = (*NO_FILTER, -1) if self._ways.filters is None else self._ways.filters
         if masks:
             filters["mask"][masks.places] = range(lines)
             numbers[rows * FILTER_WORDS :].reshape(lines, -1)[:] = masks.bits[:, : self._words]
@@ -290,10 +259,10 @@ class CudaSampler:
     def _sample_with_flashinfer(
         self, draw: flashinfer.Draw, logits: Tensor, slots: Tensor, ids: Tensor
     ) -> None:
-        """Draw all rows, those at `_places` by `draw`."""
-        rows, count = len(slots), len(self._places)
+        """Draw all rows, those at `SlotWays.flashinfer` by `draw`."""
+        rows, count = len(slots), len(self._ways.flashinfer)
         numbers = np.zeros(rows + count, np.int32)
-        numbers[self._places], numbers[rows:] = -1, self._places
+        numbers[self._ways.flashinfer], numbers[rows:] = -1, self._ways.flashinfer
         uploaded = upload(numbers.tolist(), self.device, torch.int32)
         others, places = slots | uploaded[:rows], uploaded[rows:]  # slots, negative where `draw` draws
         if count < rows:
@@ -329,12 +298,11 @@ class CudaSampler:
         """Raises ValueError as `params.check` does."""
         of_row = RowSampling.from_sampling(sampling, self.width)
         rule = of_row.penalties or PenaltyRule()
-        capacity = 0 if of_row.penalties is None else FIRST_CAPACITY
         bias, address, count = None, 0, 0
         if of_row.bias is not None:
             entries = np.zeros(len(of_row.bias[0]), BIAS_ENTRY)
             entries["id"], entries["amount"] = of_row.bias
-            bias = _bytes(entries).to(self.device, non_blocking=True)
+            bias = as_bytes(entries).to(self.device, non_blocking=True)
             address, count = bias.data_ptr(), len(entries)
         method = GREEDY if of_row.greedy else METHODS[of_row.method]
         scale = math.log2(math.e) / of_row.temperature
@@ -343,43 +311,11 @@ class CudaSampler:
             (of_row.temperature, of_row.noise, of_row.top_p, *penalties),
             (address, count, method, of_row.top_k, scale, bool(rule.uncounted), 0),
             of_row.penalties,
-            capacity,
             bias,
             self._draw is not None and flashinfer.draws(of_row),
             _is_plain(of_row, self.vocab),
             (max(of_row.likelihood.min_p, 0.0), max(of_row.likelihood.top_a, 0.0), of_row.repetition),
         )
-
-    def _fill_penalties(self, slot: int, rule: PenaltyRule, drawn: Sequence[int]) -> tuple[Tensor, int]:
-        """Enter what a row has drawn before; the bytes of its list, and how many entries are in use."""
-        past = Penalties(rule, drawn).drawn
-        entries = np.zeros(len(past), PENALTY_ENTRY)
-        for name in ("id", "decaying", "count"):
-            entries[name] = past[name]
-        place = self._penalties[slot]
-        if len(past) >= FIRST_CAPACITY:
-            self._capacity[slot] = 1 << len(past).bit_length()
-            size = int(self._capacity[slot]) * PENALTY_ENTRY.itemsize
-            place = self._grown[slot] = torch.empty(size, dtype=torch.uint8, device=self.device)
-        place[: entries.nbytes].copy_(_bytes(entries), non_blocking=True)
-        return place, len(past)
-
-    def _grow(self, slot: int) -> None:
-        """Move a row's penalties to a list twice as long."""
-        capacity = int(self._capacity[slot])
-        old = self._grown.get(slot, self._penalties[slot])
-        new = torch.empty(2 * capacity * PENALTY_ENTRY.itemsize, dtype=torch.uint8, device=self.device)
-        new[: len(old)].copy_(old)
-        moved = np.array([(new.data_ptr(), 2 * capacity)], PENALTY_LIST)
-        end = PENALTY_LIST_AT + PENALTY_LIST.itemsize
-        record = self._records.table.view(torch.uint8)[slot, PENALTY_LIST_AT:end]
-        record.copy_(_bytes(moved), non_blocking=True)
-        self._grown[slot], self._capacity[slot] = new, 2 * capacity
-
-
-def _bytes(records: np.ndarray) -> Tensor:
-    """`records` as uint8. The driver stages copies of these to the device, so `records` may go at once."""
-    return torch.from_numpy(records.view(np.uint8))
 
 
 def _is_plain(sampling: RowSampling, vocab: int) -> bool:

@@ -13,7 +13,7 @@ from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.runner.cuda_runner import MOST_STEPS, CudaRunner
 from rwkv_batch.runner.protocol import LAST, Batch, NewRow
-from rwkv_batch.sampling.sampler_cuda import FIRST_CAPACITY
+from rwkv_batch.sampling.slots_cuda import FIRST_CAPACITY
 from rwkv_batch.wire.protocol import Sampling
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("hopper", "own_tuning")]

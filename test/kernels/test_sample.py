@@ -12,7 +12,8 @@ from exact import OTHERS, RAPID, TIES, exact, nucleus
 from rwkv_batch.ops.random import random_key, uniforms
 from rwkv_batch.sampling.reference import BROKEN
 from rwkv_batch.sampling.sampler import Sampler
-from rwkv_batch.sampling.sampler_cuda import FIRST_CAPACITY, CudaSampler
+from rwkv_batch.sampling.sampler_cuda import CudaSampler
+from rwkv_batch.sampling.slots_cuda import FIRST_CAPACITY
 from rwkv_batch.text.tokenizer import VOCABULARY
 from rwkv_batch.wire.protocol import Sampling
 

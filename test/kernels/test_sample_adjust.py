@@ -23,7 +23,8 @@ from rwkv_batch.sampling.flashinfer import SamplerError
 from rwkv_batch.sampling.params import RowSampling, drawable
 from rwkv_batch.sampling.penalties import Penalties
 from rwkv_batch.sampling.reference import BROKEN, add
-from rwkv_batch.sampling.sampler_cuda import FIRST_CAPACITY, CudaSampler
+from rwkv_batch.sampling.sampler_cuda import CudaSampler
+from rwkv_batch.sampling.slots_cuda import FIRST_CAPACITY
 from rwkv_batch.text.tokenizer import VOCABULARY
 from rwkv_batch.wire.protocol import Sampling
 

@@ -33,7 +33,6 @@ MAP = ROOT / "ARCHITECTURE.md"
 SINGLE_FILES = {"state_pool.py": ("rwkv_batch/state", "rwkv_batch/ops", "rwkv_batch/config")}
 # Those that are to be divided: nothing may be added.
 MANY_ATTRIBUTES = {
-    "rwkv_batch/sampling/sampler_cuda.py CudaSampler",
     "rwkv_batch/wire/client.py Job",
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -12,6 +12,7 @@ from routes.http.schemas import MEDIA, refused
 from rwkv_batch.chat.templates import Message
 
 Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
+NO_CITATIONS = refused("this server does not cite; leave it out")
 
 
 class CachedBlock(BaseModel):
@@ -23,7 +24,7 @@ class CachedBlock(BaseModel):
 class TextBlock(CachedBlock):
     type: Literal["text"]
     text: str
-    citations: Annotated[None, refused("this server does not cite; leave it out")] = None
+    citations: Annotated[None, NO_CITATIONS] = None
 
 
 class ThinkingBlock(CachedBlock):
@@ -72,7 +73,50 @@ class ToolReferenceBlock(CachedBlock):
         return self.tool_name
 
 
-ResultBlock = Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")]
+class Citations(BaseModel):
+    enabled: Annotated[None, NO_CITATIONS] = None
+
+
+class DocumentSource(BaseModel):
+    """A text, or blocks of text."""
+
+    type: Literal["text", "content"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: str = ""
+    content: Texts = Field(default_factory=list)
+
+
+class DocumentBlock(CachedBlock):
+    """The model reads its title and what is said of it, and then its text."""
+
+    type: Literal["document"]
+    source: DocumentSource
+    title: str | None = None
+    context: str | None = None
+    citations: Citations = Citations()
+
+    @property
+    def text(self) -> str:
+        """What the model reads of it."""
+        text = self.source.data if self.source.type == "text" else text_of(self.source.content)
+        return "\n".join(part for part in (self.title, self.context, text) if part)
+
+
+class SearchResultBlock(CachedBlock):
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: Texts
+    citations: Citations = Citations()
+
+    @property
+    def text(self) -> str:
+        """What the model reads of it."""
+        return "\n".join((self.title, self.source, text_of(self.content)))
+
+
+ReadBlock = TextBlock | DocumentBlock | SearchResultBlock
+ResultBlock = Annotated[ReadBlock | ToolReferenceBlock, Field(discriminator="type")]
 
 
 class ToolResultBlock(CachedBlock):
@@ -84,7 +128,7 @@ class ToolResultBlock(CachedBlock):
     is_error: bool | None = None
 
 
-UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+UserBlock = Annotated[ReadBlock | ToolResultBlock, Field(discriminator="type")]
 AssistantBlock = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
 ]
@@ -117,7 +161,7 @@ class SystemMessage(BaseModel):
 InputMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
 
 
-def text_of(blocks: Sequence[TextBlock | ToolReferenceBlock]) -> str:
+def text_of(blocks: Sequence[ReadBlock | ToolReferenceBlock]) -> str:
     """The texts of blocks, which are lines of one text."""
     return "\n".join(block.text for block in blocks)
 
@@ -151,8 +195,8 @@ def _parts(message: UserMessage | AssistantMessage | SystemMessage) -> Iterator[
     """The results of tools are turns of their own; everything else is the turn of the message."""
     for block in message.content:
         match block:
-            case TextBlock(text=text):
-                yield Message(message.role, text)
+            case TextBlock() | DocumentBlock() | SearchResultBlock():
+                yield Message(message.role, block.text)
             case ToolUseBlock(name=name, input=arguments):
                 yield Message(message.role, "", [(name, canonical_json(arguments))])
             case ToolResultBlock(content=content, is_error=failed):

@@ -221,6 +221,41 @@ def test_tools_are_offered_unless_none_may_be_used():
     assert len(calls) == 1
 
 
+PAGE = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "It is blue."}}
+PARTS = {
+    "type": "document",
+    "source": {"type": "content", "content": [{"type": "text", "text": "It is red."}]},
+}
+FOUND = {
+    "type": "search_result",
+    "source": "a/b",
+    "title": "Seas",
+    "content": [{"type": "text", "text": "Salt."}],
+}
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        (
+            PAGE | {"title": "Sky", "context": "A poem.", "citations": {"enabled": False}},
+            "Sky\nA poem.\nIt is blue.",
+        ),
+        (PAGE, "It is blue."),
+        (PARTS, "It is red."),
+        (FOUND | {"cache_control": {"type": "ephemeral"}}, "Seas\na/b\nSalt."),
+    ],
+)
+def test_documents_of_text_are_read(block: dict, text: str):
+    """In messages and in results of tools."""
+    question = {"type": "text", "text": "Why?"}
+    assert prompt_of(messages=[{"role": "user", "content": [block, question]}]).startswith(
+        f"User: {text}\nWhy?\n\n"
+    )
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [block]}
+    assert f"Tool: {text}\n\n" in prompt_of(messages=[{"role": "user", "content": [result]}])
+
+
 def test_a_limit_of_0_generates_nothing():
     prepared = prepare(max_tokens=0)
     assert prepared.request.max_tokens == 0
@@ -240,11 +275,19 @@ def test_a_limit_of_0_generates_nothing():
          "messages[0].content: input should be a string or a list of blocks"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]},
          "messages[0].content[0].type: this server reads text only"),
+        ({"messages": [{"role": "user", "content": [PAGE | {"source": {"type": "base64", "data": ""}}]}]},
+         "messages[0].content[0].source.type: input should be 'text' or 'content'"),
+        ({"messages": [{"role": "user", "content": [PAGE | {"citations": {"enabled": True}}]}]},
+         "messages[0].content[0].citations.enabled: this server does not cite"),
+        ({"messages": [{"role": "user", "content": [FOUND | {"content": [5]}]}]},
+         "messages[0].content[0].content[0]: input should be an object"),
+        ({"messages": [{"role": "assistant", "content": [PAGE]}]},
+         "messages[0].content[0].type: this server reads text only"),
         ({"messages": [{"role": "user", "content": [TOOL_RESULT]}]},
          "messages[0].content[0].content[0].type: this server reads text only"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text: "),
         ({"messages": [{"role": "user", "content": [TOOL_USE]}]},
-         "messages[0].content[0].type: input should be 'text' or 'tool_result'"),
+         "messages[0].content[0].type: input should be 'text' or 'document' or 'search_result' or"),
         ({"max_tokens": -1}, "max_tokens: "),
         ({"max_tokens": None}, "max_tokens: this field is required"),
         ({"temperature": "warm"}, "temperature: "),

@@ -105,7 +105,10 @@ def test_what_it_says_is_refused_is_refused():
 
 @pytest.mark.parametrize("call", [*filter(json_body, CALLS)], ids=lambda call: call.label)
 def test_what_it_allows_is_parsed(call):
-    """By the class of the body. That other things than its fields are missing is another matter."""
+    """By the class of the body, unless one thing has two values by two names, which no schema can exclude.
+
+    That other things than its fields are missing is another matter.
+    """
     allowed = jsonschema_rs.validator_for(json_body(call) | {"components": DOCUMENT["components"]})
     described = operation(call.method.upper(), re.sub(r"{(\w+)}", r":\1", call.path))
     parsed = 0
@@ -121,6 +124,8 @@ def test_what_it_allows_is_parsed(call):
                 model.from_json(fields)
                 break
             except ApiError as error:
+                if error.message.endswith("send one of them."):
+                    break
                 refusals.append(f"{model.__name__}: {error.message}")
         else:
             pytest.fail(f"{refusals} of {json.dumps(fields)[:1000]}")

@@ -1,6 +1,7 @@
 """The products of the kernels for CPUs against fp64, and that a row's depends on nothing but the row."""
 
 import os
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def integers(outputs, inputs):
     return torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, generator=generator)
 
 
+@cache  # for all targets and numbers of threads
 def four_bits(outputs, inputs, name="int4", seed=3):
     """Weights of 4 bits, no group of which is like another."""
     factors = draw(outputs, -(-inputs // 64), seed=seed + 1).abs() + 0.1
@@ -70,11 +72,25 @@ def assert_int8(y, x, values, scales, bias=0.0):
     assert_close(y, x, values.double() * scales.double().unsqueeze(1), bias)
 
 
+@cache
+def other(name, outputs, inputs):
+    """Weights of another format, and their numbers in fp64."""
+    weight = FORMATS[name].pack(draw(outputs, inputs))
+    return weight, weight.dequantize().double()
+
+
 def assert_int4(y, x, weight, bias=0.0):
     """Of which scale times code and the minimum are added up apart."""
+    plain, sizes = numbers_of(weight)
+    assert_close(y, x, plain, bias, sizes, 32639)
+
+
+@lru_cache(maxsize=8)
+def numbers_of(weight):
+    """In fp64, and the sizes of what is added up for each."""
     plain = weight.dequantize().double()
     minimums = weight.parts["minimums"].double().repeat_interleave(weight.group, 1)[:, : weight.shape[1]]
-    assert_close(y, x, plain, bias, (plain - minimums).abs() + minimums.abs(), 32639)
+    return plain, (plain - minimums).abs() + minimums.abs()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
@@ -111,12 +127,12 @@ def test_a_product_of_4_bits_is_that_of_fp64(compiled, shape, name, threads):
 @pytest.mark.parametrize("name", IN_FP32)
 @pytest.mark.parametrize("shape", [*SHAPES, (300, 128)], ids=str)
 def test_a_product_of_another_format_is_that_of_fp64(compiled, shape, name, threads):
-    weight, bias = FORMATS[name].pack(draw(*shape)), draw(shape[0], seed=1)
+    (weight, plain), bias = other(name, *shape), draw(shape[0], seed=1)
     product = product_with(weight, bias, kernels=compiled)
     assert isinstance(product, products.PackedLinear)
     for rows in ROWS:
         x = draw(rows, shape[1], seed=rows)
-        want = linear(x.double(), weight.dequantize().double(), bias.double())
+        want = linear(x.double(), plain, bias.double())
         assert float((product(x) - want).norm() / want.norm()) < 1e-6
 
 

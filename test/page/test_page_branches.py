@@ -72,12 +72,16 @@ def test_an_answer_is_given_again_beside_the_first(page, server):
     assert answer(page.locator(".turn").nth(1)) == first
     expect(page.get_by_role("button", name="Newer version")).to_be_focused()
     assert unquote(page.url).endswith("#chat/My name is Otto.")
+    expect(page.get_by_role("status").last).to_have_text("Version 1 of 2")
+    expect(page.locator(".foot")).to_contain_text(["per second", "per second"])
     page.keyboard.press("Enter")
     expect(page.locator(".turn").nth(1).locator(".reply > .text")).to_have_text(second)
     expect(page.get_by_role("button", name="Older version")).to_be_focused()
     page.reload()
     expect(page.locator(".turn").nth(1).locator(".versions span")).to_have_text("2/2")
     assert answer(page.locator(".turn").nth(1)) == second
+    expect(page.locator(".turn").nth(1).locator(".foot")).to_contain_text("9 tokens ·")
+    expect(page.locator(".foot")).to_contain_text(["per second", "per second"])
 
 
 def test_a_message_is_edited_where_it_stands(page, server):

@@ -25,10 +25,11 @@ import {
   titleOf,
   unusedName,
 } from "./sessions.js";
+import { keepSpeed } from "./speeds.js";
 import { say, text } from "./texts.js";
 import { download, transcript } from "./transcript.js";
 import { storedTurn, TurnView } from "./turns.js";
-import { forgetTurns, knownTurns, readTurns, relatives, versionsIn } from "./versions.js";
+import { forgetTurns, knownTurns, readNewTurn, readTurns, relatives, versionsIn } from "./versions.js";
 
 const DRAFT = "draft"; // where an unsent message outlives a reload
 const NEAR = 80; // pixels from the end within which the end is followed
@@ -150,6 +151,9 @@ async function showVersion(view, id) {
   views.forEach((each, at) => each.showVersions(versionsIn(id, at), id));
   byId("conversation").scrollTop += views[index].element.getBoundingClientRect().top - top;
   views[index].focusVersions(back);
+  const versions = versionsIn(id, index);
+  const at = versions.findIndex((each) => each.id === id) + 1;
+  announce(text("versionOf", { at, count: versions.length }));
 }
 
 /** Keep the address of what is shown. */
@@ -259,9 +263,16 @@ async function exchange(asked, to, { accepted = () => {}, refused = () => {} } =
   if (mine === shown) {
     markOpen(session);
     title();
-    if (done && !isLost()) reported(() => showVersions(mine));
+    if (done && !isLost()) finished(view, mine).catch(() => {}); // a server may keep no turns
   }
   return done;
+}
+
+/** A turn is stored: note how fast it came, and show which versions there are. */
+async function finished(view, mine) {
+  const turn = await readNewTurn(session, view.number);
+  if (turn) keepSpeed(turn, view.speed);
+  if (mine === shown) await showVersions(mine);
 }
 
 /** @returns {Promise<{reason: string, tokens: number}>} why it has ended, and its size */

@@ -137,11 +137,11 @@ function before(name) {
 
 const parameters = (id) => new URLSearchParams({ session_id: id, model: chosenModel() });
 
-/** All turns of a session. */
-export async function turnsOf(id) {
+/** All turns of a session, or those behind the first `before`. */
+export async function turnsOf(id, before = 0) {
   const turns = [];
   for (;;) {
-    const after = turns.length;
+    const after = before + turns.length;
     const page = await json(`v1/state/history?limit=100&after=${after}&${parameters(id)}`);
     turns.push(...page.turns);
     if (page.turns.length < 100) return turns;

@@ -141,6 +141,7 @@ export const TABLE = {
   editMessage: ["Message", "消息"],
   sendAgain: ["Send", "发送"],
   versions: ["Versions", "版本"],
+  versionOf: ["Version {at} of {count}", "第 {at} 个版本，共 {count} 个"],
   olderVersion: ["Older version", "较早的版本"],
   newerVersion: ["Newer version", "较新的版本"],
   you: ["You", "你"],

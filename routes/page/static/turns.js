@@ -3,6 +3,7 @@
 import { apart, withFiles } from "./attach.js";
 import { copyText } from "./clipboard.js";
 import { iconButton, isComposing, make, TextSink } from "./dom.js";
+import { speedOf } from "./speeds.js";
 import { MarkdownSink } from "./streamed.js";
 import { number, say, text } from "./texts.js";
 
@@ -28,7 +29,7 @@ export class TurnView {
     this.asked = asked;
     this.user = asked.findLast(({ role }) => role === "user")?.content ?? "";
     this.number = 0; // its place in the session, once the server has it
-    this.tokens = 0;
+    this.speed = 0; // tokens a second, once it is known
     this.thought = "";
     this._actions = actions;
     this._written = written;
@@ -95,17 +96,18 @@ export class TurnView {
 
   /**
    * The answer is complete.
-   * @param {{number: number, tokens?: number, note?: string}} end `note`: the key of a text
+   * @param {{number: number, tokens?: number, speed?: number, note?: string}} end `speed`: tokens a second, of
+   *     one that has not come just now; `note`: the key of a text
    */
-  finish({ number: place, tokens = 0, note = "" }) {
+  finish({ number: place, tokens = 0, speed = 0, note = "" }) {
     this.number = place;
-    this.tokens = tokens;
     this._settle();
     const seconds = (performance.now() - this._began) / 1000;
+    this.speed = this._began ? tokens / Math.max(seconds, 0.001) : speed;
     if (tokens) {
-      const speed = this._began ? number(tokens / Math.max(seconds, 0.001)) : "";
       const words = make("span", {});
-      say(words, speed ? "speed" : "tokensOf", { count: number(tokens), speed });
+      const values = { count: number(tokens), speed: number(this.speed) };
+      say(words, this.speed ? "speed" : "tokensOf", values);
       this._foot.append(words);
     }
     if (note) this._foot.append(make("span", { class: "mark", text: note }));
@@ -226,6 +228,6 @@ export function storedTurn(turn, actions) {
   const view = new TurnView(turn, actions, () => {});
   if (turn.thought) view.think(turn.thought);
   view.write(turn.answer);
-  view.finish(turn);
+  view.finish({ ...turn, speed: speedOf(turn) });
   return view;
 }

@@ -26,12 +26,20 @@ export async function readTurns(id) {
   return found;
 }
 
-/** Ask for those of a session's family, and of the session itself what is new. */
+/** Ask for the turn that has just come behind those that are known. @param {number} number of it */
+export async function readNewTurn(id, number) {
+  const before = (known.get(id) ?? []).slice(0, number - 1);
+  const found = (await turnsOf(id, before.length)).map(turnOf);
+  known.set(id, [...before, ...found]);
+  return known.get(id)[number - 1];
+}
+
+/** Ask for those of a session's family. */
 export async function relatives(id) {
   const others = familyOf(id).filter((each) => each !== id);
   if (!others.length) return;
-  const missing = others.slice(0, MOST).filter((each) => !known.has(each));
-  await Promise.allSettled([id, ...missing].map(readTurns));
+  const missing = [id, ...others.slice(0, MOST)].filter((each) => !known.has(each));
+  await Promise.allSettled(missing.map(readTurns));
   for (const each of known.keys()) if (each !== id && !others.includes(each)) known.delete(each);
 }
 

@@ -3,12 +3,14 @@
 
 Its state is in L1, L2 or L3, or the whole history is read again. The same by how the turn before has ended,
 for a prompt with a prefix in the prefix cache, turns that end at stop strings, and a soak of many sessions.
+`commits`: turns a second that several processes store in one database, without a model.
 
     python bench/sessions.py resume --model-path /tmp/rwkv7-0.1b.pth [--tokens 4000] [--rounds 7]
     python bench/sessions.py ends --model-path /tmp/rwkv7-0.1b.pth [--tokens 4000] [--rounds 7]
     python bench/sessions.py stops --size 0.4b --device cuda [--sessions 256] [--turns 3]
     python bench/sessions.py prefix --model-path /tmp/rwkv7-0.1b.pth [--tokens 1000]
     python bench/sessions.py soak [--sessions 1000] [--turns 3] [--concurrency 32] [--auto-tiers] [--check]
+    python bench/sessions.py commits [--engines 1,2,4,8] [--at-once 16] [--seconds 5] [--rounds 7]
     python bench/sessions.py table --size 7.2b --device cuda --markdown bench/results/h200-sessions.md
 
 `table` measures what `resume` and `prefix` do, with one engine, and writes a page. All of them run the engine
@@ -27,12 +29,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "test" / "helpers"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.session_engine import Bench  # first: it sets what torch reads when it is imported
 
 # isort: split
 import torch
+from commit_load import CommitFigures, measure
 from tqdm import tqdm
 
 from bench.make_checkpoint import SIZES
@@ -320,6 +324,25 @@ def soak(options: argparse.Namespace) -> None:
             sys.exit(1)
 
 
+def commits(options: argparse.Namespace) -> None:
+    """Rounds in turns; the median of turns a second and of P99, and the worst of all."""
+    kinds = {"through one that writes": True, "each by itself": False}
+    for engines in options.engines:
+        runs: dict[str, list[CommitFigures]] = {name: [] for name in kinds}
+        for _ in range(options.rounds):
+            for name, through_one in kinds.items():
+                runs[name].append(measure(engines, options.at_once, options.seconds, through_one))
+        for name, found in runs.items():
+            middle = sorted(found, key=lambda figures: figures.turns_a_second)[len(found) // 2]
+            p99 = statistics.median(figures.p99 for figures in found)
+            print(
+                f"| {engines} | {name} | {middle.turns_a_second:,.0f} | {middle.median * 1e3:.1f} | "
+                f"{p99 * 1e3:.1f} | {max(figures.worst for figures in found) * 1e3:.0f} | "
+                f"{sum(figures.refused for figures in found)} |",
+                flush=True,
+            )
+
+
 def differences(bench: Bench, sessions: list[str]) -> list[float]:
     """Compare each turn's text with that of a prompt of all tokens before it, read at once without a state.
 
@@ -363,7 +386,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("resume", "ends", "stops", "prefix", "soak", "table"))
+    parser.add_argument("what", choices=("resume", "ends", "stops", "prefix", "soak", "commits", "table"))
     parser.add_argument("--size", choices=SIZES, help="random weights of a published size")
     parser.add_argument("--model-path", help="a checkpoint (default: the bundled model)")
     parser.add_argument("--device", default="auto")
@@ -387,10 +410,19 @@ def main() -> None:
     parser.add_argument(
         "--check", action="store_true", help="of the soak: compare each text with that of one long prompt"
     )
+    parser.add_argument(
+        "--engines",
+        type=lambda text: [int(n) for n in text.split(",")],
+        default=[1, 2, 4, 8],
+        help="processes",
+    )
+    parser.add_argument("--at-once", type=int, default=16, help="turns that each of them has under way")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of a round of commits")
     parser.add_argument("--markdown", type=Path, help="file for the page of `table`")
     options = parser.parse_args()
     options.tokens = options.tokens or (1000 if options.what == "prefix" else 4000)
     asked = {"resume": resume, "ends": ends, "stops": stops, "prefix": prefix, "soak": soak, "table": table}
+    asked |= {"commits": commits}
     asked[options.what](options)
 
 

@@ -121,8 +121,9 @@ class ProcessHost(Host):
         assert refusal is None, refusal
 
     def stop(self) -> None:
-        self._control.close()
+        self._control.send(None)
         self.process.join()
+        self._control.close()
 
     def kill(self) -> None:
         """kill -9."""

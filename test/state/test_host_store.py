@@ -197,6 +197,18 @@ def test_changes_without_a_turn_are_refused_too(host: ThreadHost) -> None:
         assert two.look("a") == seen(1, 2, 3)
 
 
+def test_turns_that_are_removed_while_they_are_read_are_a_conflict(host: ThreadHost) -> None:
+    with Pair(host, l1=0, l2=0, replay_rate=NEVER) as (one, two):
+        two.turn("a", [1])
+        found = one.pool.find("a")
+        assert two.delete("a") == 1
+        slot = one.slot()
+        error = one.do(one.pool.load, found, slot).error
+        assert error == "The session a has been changed meanwhile; send the request again."
+        assert isinstance(error, Moved)
+        one.release(slot)
+
+
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_state_without_tokens_is_refused_as_a_turn_is(host: ThreadHost, durable: bool) -> None:
     with Pair(host, token_log=False, durable=durable) as (one, two):
@@ -212,6 +224,24 @@ def test_a_state_without_tokens_is_refused_as_a_turn_is(host: ThreadHost, durabl
 
 
 # The process that writes
+
+
+def test_a_file_of_one_engine_is_one_of_several_and_back(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    alone = Bench(path)
+    alone.turn("a", [1])
+    alone.close()
+    with ThreadHost(path) as host, Pair(host) as (one, two):
+        one.turn("a", [2])
+        two.turn("a", [3])
+        two.turn("b", [4])
+    alone = Bench(path)
+    assert (alone.look("a"), alone.look("b")) == (seen(1, 2, 3), seen(4))
+    alone.turn("a", [5])
+    alone.turn("b", [6])
+    alone.close()
+    with ThreadHost(path) as host, Pair(host) as (one, two):
+        assert (one.look("a"), two.look("b")) == (seen(1, 2, 3, 5), seen(4, 6))
 
 
 def test_a_broken_database_is_replaced_for_all(host: ThreadHost, monkeypatch: pytest.MonkeyPatch) -> None:

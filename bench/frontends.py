@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""Requests and tokens a second of the real front ends, against engines that only answer.
+
+The engines have no model: they answer each request at once, or with a token a step to each row that runs, as
+fast as they can. So what is measured is the front ends, the wire and HTTP. The load comes from `wrk`
+(https://github.com/wg/wrk), whose CPU time is small beside theirs. Linux only: it reads /proc.
+
+    python -m bench.frontends [--frontends 11] [--engines 1 4] [--streams 320 1000 4000] [--seconds 10]
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import zmq
+
+import app
+from rwkv_batch import supervisor
+from rwkv_batch.config import EngineConfig
+from rwkv_batch.wire.codec import decode_to_engine, encode
+from rwkv_batch.wire.protocol import Accepted, Cancel, Event, GenerateRequest, Progress, RowDelta
+from rwkv_batch.wire.supervision import EngineInfo, Ping, Serving, Stop
+
+WORD, ROWS = " word", 4096
+FEW, MANY = 4, 256  # tokens of a request of the first measurement, and of a stream
+PATH = "/v1/completions"
+LUA = """wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+wrk.body = %s
+"""
+
+
+class Answers:
+    """Requests under way of one front end: a token for each row a step, until all are there."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[int, Progress, Progress]] = {}  # steps left, a step, the last
+
+    def add(self, request: GenerateRequest) -> list[Event]:
+        rows = range(len(request.prompts) * request.n)
+        accepted = Accepted(request.id, [1] * len(request.prompts), [0] * len(request.prompts))
+        if not request.flush_tokens:
+            text = WORD * request.max_tokens
+            done = [RowDelta(row, text, request.max_tokens, "length") for row in rows]
+            return [accepted, Progress(request.id, done)]
+        step = Progress(request.id, [RowDelta(row, WORD, 1) for row in rows])
+        last = Progress(request.id, [RowDelta(row, "", 0, "length") for row in rows])
+        self._running[request.id] = request.max_tokens, step, last
+        return [accepted]
+
+    def cancel(self, request: str) -> None:
+        self._running.pop(request, None)
+
+    def step(self) -> list[Event]:
+        events: list[Event] = []
+        for request, (left, step, last) in [*self._running.items()]:
+            events.append(step if left else last)
+            if left:
+                self._running[request] = left - 1, step, last
+            else:
+                del self._running[request]
+        return events
+
+    def __bool__(self) -> bool:
+        return bool(self._running)
+
+
+def answer(
+    configs: tuple[EngineConfig, ...], address: str, changes: Sequence[bytes], control: Connection
+) -> None:
+    """In place of supervisor.run_engine: a process that serves at `address` until `Stop`."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    router = zmq.Context.instance().socket(zmq.ROUTER)
+    router.setsockopt(zmq.SNDHWM, 0)
+    router.setsockopt(zmq.LINGER, 0)
+    router.bind(address)
+    poller = zmq.Poller()
+    poller.register(router, zmq.POLLIN)
+    poller.register(control.fileno(), zmq.POLLIN)
+    info = EngineInfo("fake", 1, 64, 1, "float32", "cpu", ROWS, 65536, "0" * 16, "fake")
+    control.send(Serving([info], engine=configs[0].place))
+    answers: defaultdict[bytes, Answers] = defaultdict(Answers)
+    while True:
+        ready = dict(poller.poll(0 if any(answers.values()) else None))
+        if control.fileno() in ready:
+            message = control.recv()
+            if isinstance(message, Stop):
+                return
+            if isinstance(message, Ping):
+                control.send(message)
+        events: defaultdict[bytes, list[Event]] = defaultdict(list)
+        with contextlib.suppress(zmq.Again):
+            while True:
+                frontend, data = router.recv_multipart(zmq.NOBLOCK)
+                match decode_to_engine(data):
+                    case GenerateRequest() as request:
+                        events[frontend] += answers[frontend].add(request)
+                    case Cancel(id=request_id):
+                        answers[frontend].cancel(request_id)
+        for frontend, running in answers.items():
+            events[frontend] += running.step()
+        for frontend, its_events in events.items():
+            if its_events:
+                router.send_multipart([frontend, encode(its_events)])
+
+
+def serve(arguments: list[str]) -> int:
+    """The server of app.py with these engines in place of its own."""
+    supervisor.run_engine = answer
+    return app.main(arguments)
+
+
+class Host:
+    """The server in a process of its own."""
+
+    def __init__(self, frontends: int, engines: int) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._scratch = tempfile.TemporaryDirectory(prefix="rwkv-frontends-")
+        self._log = Path(self._scratch.name) / "log"
+        flags = ["--device", ",".join(["cpu"] * engines), "--frontends", str(frontends), "--port", str(port)]
+        flags += ["--state-db", ":memory:", "--max-waiting", str(1 << 20)]
+        with self._log.open("wb") as log:
+            command = [sys.executable, "-m", "bench.frontends", "--serve", *flags]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def __enter__(self) -> "Host":
+        while True:
+            if self._process.poll() is not None:
+                sys.exit(f"the server ended:\n{self._log.read_text(errors='replace')}")
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(self.url + "/health", timeout=5).json().get("status") == "ready":
+                    return self
+            time.sleep(0.05)
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._scratch.cleanup()
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Of the busiest engine and of the busiest front end, so far."""
+        tick, found = os.sysconf("SC_CLK_TCK"), {"engine": 0.0, "frontend": 0.0}
+        started = re.findall(r"(engine|frontend)\S* started as process (\d+)", self._log.read_text())
+        for kind, pid in started:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            found[kind] = max(found[kind], (int(fields[11]) + int(fields[12])) / tick)
+        return found
+
+
+class Figures(NamedTuple):
+    requests: float  # a second
+    p99: str  # of a request, as wrk writes it
+    failed: int
+    cpu: dict[str, float]  # of one core: the busiest engine, the busiest front end
+
+
+def measure(host: Host, body: dict, connections: int, seconds: int, threads: int) -> Figures:
+    """So many clients at a time, each of which sends the next request when it has its answer."""
+    with tempfile.NamedTemporaryFile("w", suffix=".lua", encoding="utf-8") as script:
+        script.write(LUA % json.dumps(json.dumps(body)))
+        script.flush()
+        wrk = ["wrk", f"-t{threads}", f"-c{connections}", f"-d{seconds}s", "--timeout", "60s", "--latency"]
+        before = host.cpu_seconds()
+        done = subprocess.run(
+            [*wrk, "-s", script.name, host.url + PATH], capture_output=True, text=True, check=True
+        )
+        after = host.cpu_seconds()
+    text = done.stdout
+    rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
+    slow, bad = re.search(r"99%\s+(\S+)", text), re.search(r"Non-2xx or 3xx responses: (\d+)", text)
+    sockets = re.search(r"Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)", text)
+    if rate is None or slow is None:
+        sys.exit(f"wrk said what is not understood:\n{text}{done.stderr}")
+    failed = int(bad[1]) if bad else 0
+    failed += sum(map(int, sockets.groups())) if sockets else 0
+    return Figures(float(rate[1]), slow[1], failed, {k: (after[k] - before[k]) / seconds for k in after})
+
+
+def check(host: Host) -> None:
+    """That an answer is what the engine has said, whole and streamed."""
+    body = {"model": "fake", "prompt": "Hi", "max_tokens": FEW}
+    reply = httpx.post(host.url + PATH, json=body).raise_for_status().json()
+    assert reply["choices"][0]["text"] == WORD * FEW, reply
+    with httpx.stream("POST", host.url + PATH, json=body | {"stream": True}) as streamed:
+        events = [line.removeprefix("data: ") for line in streamed.iter_lines() if line.startswith("data: {")]
+    assert "".join(c["text"] for e in events for c in json.loads(e)["choices"]) == WORD * FEW, events
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--serve"]:
+        return serve(arguments[1:])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    cores = os.cpu_count() or 1
+    parser.add_argument("--frontends", type=int, default=max(1, cores - 5))
+    parser.add_argument("--engines", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--clients", type=int, default=64, help="at a time, of short requests")
+    parser.add_argument("--streams", type=int, nargs="+", default=[320, 1000, 4000], help="at a time")
+    parser.add_argument("--seconds", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=max(1, cores // 8), help="of wrk")
+    options = parser.parse_args(arguments)
+    if shutil.which("wrk") is None:
+        parser.error("wrk is missing; install it, as with apt install wrk")
+    print(f"{cores} cores, {options.frontends} front ends; CPU of the busiest engine and front end, of 1")
+    print("| engines | at a time | tokens each | requests/s | tokens/s | P99 | failed | engine | front end |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for engines in options.engines:
+        with Host(options.frontends, engines) as host:
+            check(host)
+            loads = [(options.clients, FEW, False), *((each, MANY, True) for each in options.streams)]
+            for clients, tokens, stream in loads:
+                body = {"model": "fake", "prompt": "Hi", "max_tokens": tokens, "stream": stream}
+                found = measure(host, body, clients, options.seconds, options.threads)
+                print(
+                    f"| {engines} | {clients} | {tokens} | {found.requests:,.0f} | "
+                    f"{found.requests * tokens:,.0f} | {found.p99} | {found.failed} | "
+                    f"{found.cpu['engine']:.2f} | {found.cpu['frontend']:.2f} |",
+                    flush=True,
+                )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -86,7 +86,7 @@ def answer(
     """In place of supervisor.run_engine: a process that serves at `address` until `Stop`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    router = zmq.Context.instance().socket(zmq.ROUTER)
+    router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     router.setsockopt(zmq.SNDHWM, 0)
     router.setsockopt(zmq.LINGER, 0)
     router.bind(address)
@@ -145,7 +145,7 @@ class Host:
     def __enter__(self) -> "Host":
         while True:
             if self._process.poll() is not None:
-                sys.exit(f"the server ended:\n{self._log.read_text(errors='replace')}")
+                sys.exit(f"the server ended:\n{self._log.read_text(encoding='utf-8', errors='replace')}")
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(self.url + "/health", timeout=5).json().get("status") == "ready":
                     return self
@@ -159,21 +159,25 @@ class Host:
     def cpu_seconds(self) -> dict[str, float]:
         """Of the busiest engine and of the busiest front end, so far."""
         tick, found = os.sysconf("SC_CLK_TCK"), {"engine": 0.0, "frontend": 0.0}
-        started = re.findall(r"(engine|frontend)\S* started as process (\d+)", self._log.read_text())
+        started = re.findall(
+            r"(engine|frontend)\S* started as process (\d+)", self._log.read_text(encoding="utf-8")
+        )
         for kind, pid in started:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             found[kind] = max(found[kind], (int(fields[11]) + int(fields[12])) / tick)
         return found
 
 
-class Figures(NamedTuple):
+class FrontendFigures(NamedTuple):
     requests: float  # a second
     p99: str  # of a request, as wrk writes it
     failed: int
     cpu: dict[str, float]  # of one core: the busiest engine, the busiest front end
 
 
-def measure(host: Host, body: dict, connections: int, seconds: int, threads: int) -> Figures:
+def measure(
+    host: Host, body: dict[str, object], connections: int, seconds: int, threads: int
+) -> FrontendFigures:
     """So many clients at a time, each of which sends the next request when it has its answer."""
     with tempfile.NamedTemporaryFile("w", suffix=".lua", encoding="utf-8") as script:
         script.write(LUA % json.dumps(json.dumps(body)))
@@ -192,7 +196,9 @@ def measure(host: Host, body: dict, connections: int, seconds: int, threads: int
         sys.exit(f"wrk said what is not understood:\n{text}{done.stderr}")
     failed = int(bad[1]) if bad else 0
     failed += sum(map(int, sockets.groups())) if sockets else 0
-    return Figures(float(rate[1]), slow[1], failed, {k: (after[k] - before[k]) / seconds for k in after})
+    return FrontendFigures(
+        float(rate[1]), slow[1], failed, {k: (after[k] - before[k]) / seconds for k in after}
+    )
 
 
 def check(host: Host) -> None:

@@ -124,7 +124,8 @@ class Server:
 
     def _improving(self) -> bool:
         """Whether it captures graphs or times GEMMs still, or cannot say so now."""
-        return not re.search(r"(?m)^rwkv:background_work_pending\{.*\} 0", self._get("/metrics").text)
+        pending = re.findall(r"(?m)^rwkv:background_work_pending\{.*\} (\d)", self._get("/metrics").text)
+        return not pending or "1" in pending
 
     def _get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=30, trust_env=False)

@@ -168,7 +168,7 @@ def test_token_shifts_that_pass_the_numbers_of_fp16_keep_the_largest(form, norm)
         side = Side(model, layers)
         side.step(5)
         side.states.flush([1])
-        shifts.append(side.states.shift[1, layer, norm == "ln2"])
+        shifts.append(side.states.shift[1, layer, int(norm == "ln2")])
     assert shifts[0].abs().max() == 65504 and off(*shifts) < SAME
 
 

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Replicas on the GPUs of a host: what n of them serve, next to one.
+
+    python bench/several_gpus.py [--gpus 1 2 4] [--divide 1] -- --model-path m7.2b.pth
+
+For each number of GPUs a server is started, with an engine on each, and loaded with n times what one gets:
+streams, many prompts in one request, turns of sessions, random arrivals. With several GPUs an engine is
+killed under load at the end. Prints a table; exit code 1 if a load fails.
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.serve_all import BENCH, LoadCase, Server, measure
+
+STREAMS = LoadCase("streams", 640, 32, 256, concurrency=320, processes=6)
+PROMPTS = LoadCase("prompts in one request", 2, 32, 256, batch=960, api="batch")
+SESSIONS = 64  # at once
+ARRIVALS = 60  # a second, of 234 tokens that are answered with 200
+KILLED_AFTER = 3.0  # seconds until an engine is killed
+HEADINGS = ("GPUs", "load", "tokens/s", "first token, median ms", "P99 ms", "failed")
+
+
+def row(*cells: object) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def figures_row(gpus: int, name: str, found: dict) -> str:
+    first = found.get("ttft_ms") or {}
+    times = (f"{first.get(key, 0):.0f}" for key in ("median", "p99"))
+    return row(gpus, name, f"{found['output_tokens_per_s']:.0f}", *times, found.get("failed", 0))
+
+
+def times(case: LoadCase, gpus: int, divide: int) -> LoadCase:
+    """The load for so many GPUs."""
+    smaller = case.divided(divide) if divide > 1 else case
+    many = {"requests": smaller.requests * (gpus if case.batch == 1 else 1)}
+    many |= {"concurrency": smaller.concurrency * gpus, "processes": smaller.processes * gpus}
+    if case.batch > 1:
+        many = {"batch": smaller.batch * gpus}
+    return replace(smaller, name=f"{gpus * max(smaller.concurrency, smaller.batch)} {case.name}", **many)
+
+
+def turns(url: str, sessions: int) -> str:
+    """What bench/session_load.py says of so many sessions."""
+    command = [sys.executable, str(BENCH / "session_load.py"), "turns", "--sessions", str(sessions)]
+    done = subprocess.run([*command, "--rounds", "1", "--url", url], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{sessions} session turns: {done.stderr.strip()}")
+    return done.stdout
+
+
+def arrivals(url: str, rate: int, folder: Path) -> dict:
+    """Requests at random moments, so many a second, for ten seconds."""
+    file = folder / "arrivals.jsonl"
+    flags = {"rate": rate, "requests": rate * 10, "input-tokens": 234, "output-tokens": 200, "processes": 6}
+    command = [sys.executable, str(BENCH / "serve.py"), f"--url={url}", f"--json={file}"]
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{rate} arrivals a second: {done.stderr.strip()}")
+    return json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
+
+
+def killed_under_load(server: Server, case: LoadCase, folder: Path) -> str:
+    """An engine is killed while streams run: what the others serve, and what fails."""
+    started = re.findall(
+        r"engine-\d+ started as process (\d+)", (folder / "server.log").read_text(encoding="utf-8")
+    )
+    timer = threading.Timer(KILLED_AFTER, os.kill, (int(started[-1]), signal.SIGKILL))
+    timer.start()
+    file = folder / "killed.jsonl"
+    flags = [f"--url={server.url}", f"--json={file}", *case.flags(), "--warmup=0"]
+    done = subprocess.run([sys.executable, str(BENCH / "serve.py"), *flags], capture_output=True, text=True)
+    timer.join()
+    return done.stdout + done.stderr
+
+
+def measure_all(gpus: int, options: argparse.Namespace) -> bool:
+    """The table's rows for so many GPUs; whether all loads succeeded."""
+    devices = ",".join(
+        f"{options.device}:{number}" if options.device == "cuda" else "cpu" for number in range(gpus)
+    )
+    fine = True
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        flags = ["--device", devices, "--log-level", "INFO", *options.app_flags]
+        began = time.monotonic()
+        server = Server(flags, folder)
+        try:
+            server.wait()
+            print(row(gpus, f"ready after {time.monotonic() - began:.0f} s", "", "", "", ""), flush=True)
+            for case in (times(case, gpus, options.divide) for case in (STREAMS, PROMPTS)):
+                print(figures_row(gpus, case.name, measure(server.url, case, folder)), flush=True)
+            rate = max(1, ARRIVALS * gpus // options.divide)
+            print(figures_row(gpus, f"{rate} arrivals/s", arrivals(server.url, rate, folder)), flush=True)
+            print(turns(server.url, max(2, SESSIONS * gpus // options.divide)), flush=True)
+            if gpus > 1:
+                case = times(STREAMS, gpus, options.divide)
+                print(f"An engine is killed under {case.name}:")
+                print(killed_under_load(server, case, folder), flush=True)
+        except RuntimeError as error:
+            print(error, flush=True)
+            fine = False
+        finally:
+            server.stop()
+    return fine
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gpus", type=int, nargs="+", help="default: 1, 2, 4, 8 as far as there are")
+    parser.add_argument("--divide", type=int, default=1, metavar="N", help="all loads N times smaller")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: engines without GPUs")
+    argv = sys.argv[1:]
+    at = argv.index("--") if "--" in argv else len(argv)
+    options = parser.parse_args(argv[:at])
+    options.app_flags = argv[at + 1 :]
+    if options.gpus is None:
+        import torch
+
+        options.gpus = [count for count in (1, 2, 4, 8) if count <= torch.cuda.device_count()]
+    print(row(*HEADINGS))
+    print(row(*("---" for _ in HEADINGS)))
+    return int(not all([measure_all(gpus, options) for gpus in options.gpus]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

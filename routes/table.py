@@ -58,7 +58,7 @@ from routes.page import defaults as page_defaults
 from routes.page import files
 from routes.responses import routes as responses
 from routes.translate import handlers as translate
-from routes.translate import wires
+from routes.translate import offline_reader, wires
 from routes.translate.errors import deepl_shape, google_shape, plain_shape
 from routes.unserved import of_other_servers
 
@@ -80,6 +80,8 @@ log = logging.getLogger(__name__)
 async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
     """`contents` asks for the native batch, everything else is OpenAI chat, also a body that is broken."""
     body, _ = http.json
+    if "metadata" in body and offline_reader.is_translation(body):
+        return await offline_reader.translate_page(front, http)
     if "contents" in body and (body["contents"] or "messages" not in body):
         http.shape = native_shape
         return await RAW_BATCH(front, http)

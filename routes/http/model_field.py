@@ -19,6 +19,7 @@ from rwkv_batch.wire.protocol import CommandReply
 from rwkv_batch.wire.supervision import EngineInfo
 
 LABEL = "rwkv7"  # what the samples of all routes call the model: the default one, whichever that is
+LABELS = (LABEL, "rwkv")  # the second is that of RWKV's own clients, which know no other
 
 
 class Named(NamedTuple):
@@ -38,7 +39,7 @@ async def read_model(front: Frontend, http: HttpRequest, fields: Json) -> Named:
         raise ApiError(400, "`model`: must be a string.", param="model")
     if found := _find(asked, front.models):
         return found
-    if asked == LABEL:
+    if asked in LABELS:
         return Named(default)
     if front.settings.models:  # one may have been loaded that this front end has not been told of yet
         front.serve((await front.ask(ListModels(uuid4().hex))).models)

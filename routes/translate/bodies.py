@@ -20,13 +20,18 @@ def read_body(http: HttpRequest) -> tuple[Json, ApiError | None]:
     try:
         if http.method == "GET":
             return {name: http.parameter(name) for name in http.query} | _repeated(http), None
-        if kind == FORM:
+        if kind == FORM and not _is_json(http):
             return _form(http), None
         if kind == MULTIPART:
             return dict(http.form(http.max_body)[1]), None
     except ApiError as error:
         return {}, error
     return http.json
+
+
+def _is_json(http: HttpRequest) -> bool:
+    """Whether it is JSON all the same, as curl sends with -d."""
+    return http.data(http.max_body).lstrip()[:1] in (b"{", b"[")
 
 
 def _repeated(http: HttpRequest) -> Json:

@@ -109,14 +109,19 @@ def prepare_translation(
     asked: TextsAsked, make: Make, model: EngineInfo, settings: FrontendConfig, shape: ErrorShape
 ) -> Prepared:
     """The request and the reply for what is asked. Raises ApiError."""
+    reply = TranslationReply(translator_of(asked, model, settings), shape, make)
+    return Prepared(request_of(reply.rows), False, reply)
+
+
+def translator_of(asked: TextsAsked, model: EngineInfo, settings: FrontendConfig) -> Translator:
+    """What translates this by that model. Raises ApiError 413."""
     if sum(map(len, asked.texts)) > MOST_CHARACTERS:
         raise ApiError(413, f"The texts have more than {MOST_CHARACTERS} characters; send fewer at once.")
     asked = replace(asked, glossary=asked.glossary.before(_glossary(settings.glossary)))
     translator = Translator(asked, form_of(model.checkpoint), WORDS, model.fingerprint)
     if len(translator.segments) > MAX_PROMPTS:
         raise ApiError(413, f"The texts have more than {MAX_PROMPTS} paragraphs; send fewer at once.")
-    reply = TranslationReply(translator, shape, make)
-    return Prepared(request_of(reply.rows), False, reply)
+    return translator
 
 
 async def _answer(

@@ -94,7 +94,7 @@ class TranslationReply(Reply):
     def __init__(self, translator: Translator, shape: ErrorShape, make: Callable[[Translator], Json]) -> None:
         """`make`: the body that the wire has for the translations."""
         self.translator, self.shape, self._make = translator, shape, make
-        self._rounds = translator.rounds()
+        self._rounds, self.number = translator.rounds(), 1  # of the round that runs
         self.rows = self._after(next(self._rounds, None))
 
     def begin(self, client: Wire, request: GenerateRequest) -> Job:
@@ -102,6 +102,7 @@ class TranslationReply(Reply):
 
     def again(self, deltas: list[RowDelta]) -> list[PromptRow]:
         """The rows of the next round; none: the texts are translated."""
+        self.number += 1
         answers = [Translated(row.text, row.finish_reason == "stop") for row in merge_in_order(deltas)]
         return self._after(self._send(answers))
 

@@ -122,6 +122,11 @@ class Translator:
                 made[number].append(part if isinstance(part, str) else part.answer or "")
         return ["".join(pieces) for pieces in made]
 
+    def has_terms(self, segment: Segment) -> bool:
+        """Whether there is a term in it."""
+        terms = self._terms(segment)
+        return any(terms.find(token) for token in segment.tokens if isinstance(token, str))
+
     def rounds(self) -> Generator[list[PromptRow], list[Translated], None]:
         """Yields the rows of each round, and wants their answers in this order."""
         waiting = [self._begin(segment) for segment in self.segments]

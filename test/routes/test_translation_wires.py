@@ -4,10 +4,15 @@ import json
 
 import pytest
 from frontend_process import PASSWORD, FrontendProcess
+from native_calls import V1, events
 
 from routes.translate.names import LIBRETRANSLATE
+from routes.translate.offline_reader import PageReply
 from rwkv_batch.chat.chinese_names import CHINESE_NAMES
 from rwkv_batch.chat.languages import find
+from rwkv_batch.translation.forms import TranslationForm
+from rwkv_batch.translation.translator import TextsAsked, Translator, Words
+from rwkv_batch.wire.protocol import RowDelta
 
 HELLO = "English: Hello\n\nGerman:"
 
@@ -290,5 +295,65 @@ def test_a_form_that_cannot_be_read(server):
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
     answer = server.http.post("/v2/translate", content=b"text=%ff&target_lang=DE", headers=headers)
     assert answer.status_code == 400 and "UTF-8" in answer.json()["message"]
-    answer = server.http.post("/translate", content=b"{", headers={"Content-Type": "application/json"})
+    answer = server.http.post("/translate", content=b"{", headers=headers)
     assert answer.status_code == 400 and "Invalid JSON" in answer.json()["error"]
+    answer = server.http.post("/translate", content=json.dumps(WIRES["deeplx"][1]), headers=headers)
+    assert answer.json()["data"] == HELLO, "JSON that is said to be a form, as curl sends it"
+
+
+READER = {  # as its local-inference-client.ts sends it
+    "model": "rwkv",
+    "stream": True,
+    "max_tokens": 256,
+    "temperature": 0.2,
+    "metadata": {"rwkvOfflineReader": {"kind": "web_translation", "cachePolicyVersion": 3}},
+    "messages": [
+        {"role": "user", "content": "The dog sees the house.\n\nSee [it](https://example.org/long) now!"}
+    ],
+}
+
+
+def test_offline_reader(server, locked):
+    assert server.http.get("/v1/server/status").json()["status"] == "running"
+    answer = server.http.post(V1, json=READER)
+    assert answer.headers["content-type"] == "text/event-stream"
+    choices = [event["choices"][0] for event in events(answer)]
+    text = "".join(choice["delta"].get("content", "") for choice in choices)
+    first, second = server.engine.requests[-1].prompts
+    assert first == "English: The dog sees the house.\n\nChinese:"
+    assert text == f"{first}\n\n{second.replace('<x0>', '[').replace('</x0>', '](https://example.org/long)')}"
+    assert choices[0]["delta"]["role"] == "assistant" and choices[-1]["finish_reason"] == "stop"
+    whole = server.http.post(V1, json=READER | {"stream": False}).json()
+    assert whole["choices"][0]["message"]["content"] == text and whole["usage"]["completion_tokens"] > 0
+    chinese = READER | {"stream": False, "messages": [{"role": "user", "content": "狗看见那座房子。"}]}
+    answer = server.http.post(V1, json=chinese).json()
+    assert answer["choices"][0]["message"]["content"] == "Chinese: 狗看见那座房子。\n\nEnglish:"
+    assert locked.http.post(V1, json=READER).status_code == 401, "chats need the password"
+    for messages in ([], "x", READER["messages"] * 2):
+        answer = server.http.post(V1, json=READER | {"messages": messages})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages"
+
+
+def test_what_is_sure_is_streamed_at_once():
+    """A plain text as it is made; one with a mark when it is known to be whole."""
+    asked = TextsAsked(["One.\n\nTwo {0}.\n\nThree."], "zh", "en")
+    reply = PageReply(Translator(asked, TranslationForm(), Words()), "m", False)
+
+    def shown(*deltas: RowDelta) -> str:
+        return "".join(event["choices"][0]["delta"]["content"] for event in reply.events(list(deltas)))
+
+    assert shown(RowDelta(0, " 一", 1), RowDelta(2, " 三。", 1)) == "一"
+    assert shown(RowDelta(0, "。", 1, "stop"), RowDelta(1, " 二", 1)) == "。"
+    rows = [RowDelta(row, text, 1, "stop") for row, text in enumerate((" 一。", " 二。", " 三。"))]
+    assert [row.prompt for row in reply.rounds.again(rows)] == ["English: Two\n\nChinese:"]
+    assert shown(RowDelta(1, "。", 1, "stop")) == "\n\n"
+    assert reply.rounds.again([RowDelta(0, " 二", 1, "stop")]) == []
+    assert shown(RowDelta(0, " 二", 1, "stop")) == "二 {0}.\n\n三。"
+
+
+def test_the_probe_of_offline_reader_is_a_chat(server):
+    body = {"model": "rwkv", "stream": False, "max_tokens": 128, "temperature": 0}
+    body["messages"] = [{"role": "user", "content": "Translate this"}]
+    answer = server.http.post(V1, json=body | {"metadata": {"x": {"kind": "web_translation"}}})
+    assert answer.status_code == 200
+    assert server.engine.requests[-1].prompts[0].startswith("User: Translate this")

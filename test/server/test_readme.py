@@ -35,7 +35,7 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
     '7 + 5?\\n\\nAssistant:", "English': ["12", "Bonjour", "[DONE]"],
     "/pause": ['"paused":true', '"finish_reason":"length"', "[DONE]"],
     '"echo"': ['"token_logprobs":[null,-', '"tokens":['],
-    "/v2/": ["12", "Paris", "Bonjour"],
+    "/v2/chat": ["12", "Paris", "Bonjour"],
     'anna", "contents': ["Anna"],
     'ben", "contents': ["Ben", '"session_id":"ben-2","turn":1'],
     "export?": ["Eve", "deleted successfully"],

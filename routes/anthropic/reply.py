@@ -76,9 +76,9 @@ class MessageReply(TypedEvents):
 
     def _usage(self, job: Job) -> Json:
         """`input_tokens` are those that had to be computed."""
-        cached = sum(job.cached_tokens)
+        cached = sum(job.acceptance.cached_tokens)
         return {
-            "input_tokens": sum(job.prompt_tokens) - cached,
+            "input_tokens": sum(job.acceptance.prompt_tokens) - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": self._row.tokens,
@@ -135,7 +135,7 @@ class TokenCount(Reply):
     shape = staticmethod(anthropic_shape)
 
     def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
-        return {"input_tokens": sum(job.prompt_tokens)}
+        return {"input_tokens": sum(job.acceptance.prompt_tokens)}
 
     def events(self, deltas: list[RowDelta]) -> list[Json]:
         return []  # it is not streamed

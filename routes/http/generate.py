@@ -118,8 +118,8 @@ async def run(
             if not front.models:  # lost before the submission: it did not fail with the other jobs
                 raise RequestFailed(ENGINE_LOST)
             await asyncio.wait_for(job.accepted(), ACCEPTED_WITHIN)
-            http.fingerprint = job.fingerprint
-            reply.made_by(job.fingerprint)
+            http.fingerprint = job.acceptance.fingerprint
+            reply.made_by(job.acceptance.fingerprint)
             deltas: list[RowDelta] = []
             if not stream and await _finishes(job, deltas):
                 body = reply.whole(job, deltas)

@@ -92,7 +92,7 @@ class InfillReply(Reply):
         return text
 
     def _end(self, job: Job, text: str) -> Json:
-        row, prompt = self._last, sum(job.prompt_tokens)
+        row, prompt = self._last, sum(job.acceptance.prompt_tokens)
         began, ended = job.began or job.submitted, job.ended or job.submitted
         limited = row.finish_reason != "stop" or self._text.ended
         reply: Json = {
@@ -105,7 +105,7 @@ class InfillReply(Reply):
             "truncated": False,
             "tokens_predicted": self._tokens,
             "tokens_evaluated": prompt,
-            "tokens_cached": sum(job.cached_tokens),
+            "tokens_cached": sum(job.acceptance.cached_tokens),
             "timings": {
                 **_timing("prompt", prompt, began - job.submitted),
                 **_timing("predicted", self._tokens, ended - began),

@@ -47,14 +47,14 @@ class MultiStateReply(NativeReply):
         self._parent = parent
 
     def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
-        return super().whole(job, deltas) | {"dialogue_idx": _number(job.target)}
+        return super().whole(job, deltas) | {"dialogue_idx": _number(job.acceptance.target)}
 
     def last(self, job: Job) -> list[Json]:
         return [
             {
                 "object": "multi_state.dialogue_idx",
-                "session_id": job.target,
-                "dialogue_idx": _number(job.target),
+                "session_id": job.acceptance.target,
+                "dialogue_idx": _number(job.acceptance.target),
             }
         ]
 

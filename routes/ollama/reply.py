@@ -57,7 +57,7 @@ class OllamaReply(JsonLines):
             "done_reason": self._row.finish_reason,
             "total_duration": _nanoseconds(ended - job.submitted),
             "load_duration": 0,
-            "prompt_eval_count": sum(job.prompt_tokens),
+            "prompt_eval_count": sum(job.acceptance.prompt_tokens),
             "prompt_eval_duration": _nanoseconds(began - job.submitted),
             "eval_count": self._row.tokens,
             "eval_duration": _nanoseconds(ended - began),

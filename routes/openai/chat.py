@@ -114,7 +114,7 @@ class ChatReply(OpenAIReply):
 
     def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
         body = super().whole(job, deltas)
-        return body | {"prompt_token_ids": job.prompt_ids[0]} if self._ids else body
+        return body | {"prompt_token_ids": job.acceptance.prompt_ids[0]} if self._ids else body
 
     def whole_choice(self, row: RowDelta) -> Json:
         reader = self._readers[row.row]
@@ -136,7 +136,7 @@ class ChatReply(OpenAIReply):
     def first(self, job: Job) -> list[Json]:
         events = [self.event(_choice(i, {"role": "assistant"})) for i in range(job.rows)]
         if self._ids:
-            events[0]["prompt_token_ids"] = job.prompt_ids[0]
+            events[0]["prompt_token_ids"] = job.acceptance.prompt_ids[0]
         return events
 
     def new_choices(self, delta: RowDelta) -> list[Json]:

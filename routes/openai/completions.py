@@ -64,12 +64,12 @@ class CompletionReply(OpenAIReply):
         self._begun: set[int] = set()  # rows of which something has been said
 
     def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
-        self._ids, self._bytes = job.prompt_ids, job.prompt_bytes
+        self._ids, self._bytes = job.acceptance.prompt_ids, job.acceptance.prompt_bytes
         return super().whole(job, deltas)
 
     def first(self, job: Job) -> list[Json]:
         """The prompts to be echoed, or with logprobs nothing: those come with a row's first text."""
-        self._ids, self._bytes = job.prompt_ids, job.prompt_bytes
+        self._ids, self._bytes = job.acceptance.prompt_ids, job.acceptance.prompt_bytes
         if not self._echo or self._logprobs:
             return []
         nothing = (RowDelta(row, "", 0) for row in range(job.rows) if self._prompts[row // self._request.n])

@@ -60,12 +60,12 @@ class OpenAIReply(Reply):
 
 
 def _usage(job: Job, completion: int) -> Json:
-    prompt = sum(job.prompt_tokens)
+    prompt = sum(job.acceptance.prompt_tokens)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(job.cached_tokens)},
+        "prompt_tokens_details": {"cached_tokens": sum(job.acceptance.cached_tokens)},
     }
 
 

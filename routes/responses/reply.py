@@ -54,7 +54,7 @@ class InputTokens(Reply):
     shape = staticmethod(openai_shape)
 
     def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
-        return {"object": "response.input_tokens", "input_tokens": sum(job.prompt_tokens)}
+        return {"object": "response.input_tokens", "input_tokens": sum(job.acceptance.prompt_tokens)}
 
     def events(self, deltas: list[RowDelta]) -> list[Json]:
         return []  # it is not streamed
@@ -100,7 +100,7 @@ class ResponseReply(TypedEvents):
     def last(self, job: Job) -> list[Json]:
         """The event that completes the response."""
         status = self._status()
-        prompt, cached = sum(job.prompt_tokens), sum(job.cached_tokens)
+        prompt, cached = sum(job.acceptance.prompt_tokens), sum(job.acceptance.cached_tokens)
         self.response = self.response | {
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,

@@ -48,8 +48,7 @@ class Rounds(Job):
     async def accepted(self) -> None:
         """Wait until the engine has accepted the first round. Raises RequestRejected or RequestFailed."""
         await self._job.accepted()
-        self.prompt_tokens, self.cached_tokens = self._job.prompt_tokens, self._job.cached_tokens
-        self.fingerprint = self._job.fingerprint
+        self.acceptance = self._job.acceptance
 
     def read(self, timeout: float) -> list[RowDelta]:
         """New deltas of the round that runs. Raises RequestRejected or RequestFailed."""

@@ -71,12 +71,7 @@ class Job:
     def __init__(self, request: GenerateRequest, cancel: Callable[[str], None]) -> None:
         self.request = request
         self.rows = len(request.prompts) * request.n
-        self.prompt_tokens: list[int] = []  # per prompt, once the request is accepted
-        self.cached_tokens: list[int] = []  # per prompt, likewise: how many of them were not computed again
-        self.prompt_ids: list[list[int]] = []  # likewise, if the request has `return_ids`
-        self.prompt_bytes: list[list[bytes]] = []  # likewise, of each token, if it has `return_bytes`
-        self.fingerprint = ""  # likewise: of the weights
-        self.target = ""  # likewise: the key under which a turn's state will be stored
+        self.acceptance = Accepted(request.id, [])  # what the engine said of the request; empty until then
         self.submitted = time.monotonic()  # seconds, as are these:
         self.began: float | None = None  # when the first text came
         self.ended: float | None = None  # and the last
@@ -101,9 +96,7 @@ class Job:
         with self._arrived:
             match event:
                 case Accepted():
-                    self.cached_tokens, self.target = event.cached_tokens, event.target
-                    self.prompt_ids, self.prompt_bytes = event.prompt_ids, event.prompt_bytes
-                    self.fingerprint, self.prompt_tokens = event.fingerprint, event.prompt_tokens
+                    self.acceptance = event
                 case Progress(rows=rows):
                     self._deltas += rows
                     self._running_rows -= sum(1 for d in rows if d.finish_reason)
@@ -132,12 +125,12 @@ class Job:
         return self._take()
 
     async def accepted(self) -> None:
-        """Wait until the engine has accepted the request; `prompt_tokens` is known from here on.
+        """Wait until the engine has accepted the request; `acceptance` is known from here on.
 
         Raises RequestRejected or RequestFailed.
         """
-        await self._wait_until(lambda: self.prompt_tokens or self._error)
-        if self._error and not self.prompt_tokens:
+        await self._wait_until(lambda: self.acceptance.prompt_tokens or self._error)
+        if self._error and not self.acceptance.prompt_tokens:
             raise error_from(self._error)
 
     def cancel(self) -> None:

@@ -15,7 +15,7 @@ from routes.responses import schemas
 from routes.responses.prepare import Document
 from routes.responses.reply import ResponseReply
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import GenerateRequest, RowDelta
+from rwkv_batch.wire.protocol import Accepted, GenerateRequest, RowDelta
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": True}
@@ -54,7 +54,7 @@ def prompt_of(previous=None, **fields) -> str:
 
 def job_of(prepared, prompt_tokens=5, cached=0) -> Job:
     job = Job(prepared.request, lambda _: None)
-    job.prompt_tokens, job.cached_tokens = [prompt_tokens], [cached]
+    job.acceptance = Accepted("", [prompt_tokens], [cached])
     return job
 
 

@@ -14,7 +14,7 @@ from routes.anthropic.blocks import InputMessage, to_messages
 from routes.http.errors import ApiError
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import RowDelta
+from rwkv_batch.wire.protocol import Accepted, RowDelta
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
 FORMAT = {"format": {"type": "json_schema", "schema": CITY}}
@@ -40,7 +40,7 @@ def prompt_of(**fields) -> str:
 
 def job_of(prepared, prompt_tokens=9, cached=0) -> Job:
     job = Job(prepared.request, lambda _: None)
-    job.prompt_tokens, job.cached_tokens = [prompt_tokens], [cached]
+    job.acceptance = Accepted("", [prompt_tokens], [cached])
     return job
 
 

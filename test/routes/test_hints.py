@@ -11,7 +11,7 @@ from routes.openai import chat as openai_chat
 from routes.openai import completions
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import RowDelta, TokenLogprob
+from rwkv_batch.wire.protocol import Accepted, RowDelta, TokenLogprob
 
 HI = [{"role": "user", "content": "Hi"}]
 NAMES = ["get_weather", "get_time", "get_news"]
@@ -132,7 +132,7 @@ def test_a_thought_may_be_left_out_of_the_reply(fields):
     deltas = [RowDelta(0, ">Hm.</think>", 2), RowDelta(0, "Hello", 1, "stop")]
     made = chat(**fields)
     job = Job(made.request, lambda _: None)
-    job.prompt_tokens, job.cached_tokens = [5], [0]
+    job.acceptance = Accepted("", [5], [0])
     (choice,) = made.reply.whole(job, deltas)["choices"]
     assert choice["message"] == {"role": "assistant", "content": "Hello"}
     reply = chat(**fields).reply

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from routes.openai import chat as openai_chat
 from routes.openai import completions as openai_completions
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import RowDelta, TokenLogprob
+from rwkv_batch.wire.protocol import Accepted, RowDelta, TokenLogprob
 
 HI = {"role": "user", "content": "Hi"}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -29,7 +29,7 @@ def complete(**fields):
 
 def job_of(request, prompt_tokens=(5,)):
     job = Job(request, lambda _: None)
-    job.prompt_tokens = list(prompt_tokens)
+    job.acceptance = Accepted("", list(prompt_tokens))
     return job
 
 

@@ -76,7 +76,7 @@ def test_a_job_from_acceptance_to_its_last_delta(wire: tuple[StubEngine, Client]
     engine, client, job = submitted(wire)
     engine.send(Accepted("one", [1, 2]))
     asyncio.run(asyncio.wait_for(job.accepted(), 5))
-    assert job.prompt_tokens == [1, 2]
+    assert job.acceptance.prompt_tokens == [1, 2]
     assert job.read(0) == []
     first, second, last = RowDelta(0, "x", 1), RowDelta(1, "y", 1, "stop"), RowDelta(0, "z", 1, "length")
     engine.send(Progress("one", [first]), Progress("one", [second]))

@@ -81,7 +81,7 @@ def test_rows_are_spread_and_come_back_by_their_numbers(host: Host):
         deltas = [end(row, text) for row, text in zip(part.row_numbers, part.prompts, strict=True)]
         engine.send(Progress(part.id, deltas))
     asyncio.run(asyncio.wait_for(job.accepted(), 5))
-    assert job.prompt_tokens == [1, 2, 3, 4, 5]
+    assert job.acceptance.prompt_tokens == [1, 2, 3, 4, 5]
     assert read_all(job) == dict(enumerate(["a", "bb", "ccc", "dddd", "eeeee"]))
 
 

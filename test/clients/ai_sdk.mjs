@@ -47,6 +47,20 @@ const cases = {
     const prompt = "What is the capital of France?";
     return (await generateText({ ...asked, prompt, output: Output.object({ schema }) })).output;
   },
+  toolThenObject: async () => {
+    const cities = [];
+    const get_weather = tool({
+      description: "The weather in a city",
+      inputSchema: z.object({ city: z.string() }),
+      execute: async ({ city }) => (cities.push(city), "sunny, 22 degrees"),
+    });
+    const schema = z.object({ sky: z.enum(["sunny", "cloudy"]) });
+    const prompt = "What is the weather in Paris?";
+    // Without it the provider asks for the object as a tool of which any is demanded, and the model must choose.
+    const providerOptions = { anthropic: { structuredOutputMode: "outputFormat" } };
+    const both = { providerOptions, tools: { get_weather }, stopWhen: stepCountIs(4), output: Output.object({ schema }) };
+    return { cities, object: (await generateText({ ...asked, prompt, ...both })).output };
+  },
   turn: async () => {
     const first = [said("My name is Alice.")];
     const { responseMessages, response } = await generateText({ ...asked, messages: first });

@@ -37,6 +37,11 @@ def test_a_structured_answer(ask):
     assert ask("object")["city"] in ("Paris", "London")
 
 
+def test_a_tool_and_then_a_structured_answer(ask):
+    found = ask("toolThenObject")
+    assert found["cities"] == [PARIS] and found["object"]["sky"] in ("sunny", "cloudy")
+
+
 def test_a_second_turn(ask):
     assert ALICE in ask("turn")
 

@@ -24,6 +24,12 @@ class City(BaseModel):
     name: Literal["Paris", "London"]
 
 
+class Weather(BaseModel):
+    """The weather."""
+
+    sunny: bool
+
+
 KINDS = {"responses": OpenAIResponsesModel, "chat": OpenAIChatCompletionsModel}
 
 
@@ -72,6 +78,19 @@ def test_a_tool(agent):
 def test_a_structured_answer(agent):
     city = Runner.run_sync(agent(output_type=City), CAPITAL).final_output
     assert isinstance(city, City) and city.name
+
+
+def test_a_tool_and_then_a_structured_answer(agent):
+    asked = []
+
+    @function_tool
+    def get_weather(city: str) -> str:
+        """The weather in a city"""
+        asked.append(city)
+        return SUNNY
+
+    weather = Runner.run_sync(agent(tools=[get_weather], output_type=Weather), WEATHER).final_output
+    assert isinstance(weather, Weather) and asked == ["Paris"]
 
 
 def test_a_second_turn(agent):

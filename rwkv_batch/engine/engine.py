@@ -48,7 +48,6 @@ from rwkv_batch.wire.protocol import (
     Failed,
     GenerateRequest,
     Progress,
-    Rejected,
     RowDelta,
 )
 from state_pool import StatePool
@@ -312,4 +311,4 @@ class Engine:
 
     def _reject(self, key: RequestKey, reason: str, why: object) -> None:
         self.counts.requests[reason] += 1
-        self.parts.rows.emit(key, Rejected(key[1], reason, str(why), getattr(why, "field", "")))
+        self.parts.rows.refuse(key, reason, str(why), getattr(why, "field", ""))

@@ -41,21 +41,18 @@ class Landing:
                     self._fail(row.key)
         logprobs, any_broken = step.logprobs(ids, tokenizer), BROKEN in ids
         for place, row in enumerate(step.drawing):
-            if not row.generating:  # it finished at a draw before, or was dropped meanwhile
-                row.in_flight -= steps
-                counts.lack(marks, row, place, steps)
-                continue
-            broken = any_broken and BROKEN in ids[place::rows]
-            if broken or (place in logprobs and not _finite([logprobs[place]])):
-                row.in_flight -= steps
-                counts.lack(marks, row, place, steps)
-                self._fail(row.key)
-                continue
             bound = row.draws.constraint
-            if bound and bound.error:
-                row.in_flight -= 1
-                counts.lack(marks, row, place)
-                shown.reject(row.key, "invalid", bound.error, bound.field)
+            broken = any_broken and BROKEN in ids[place::rows]
+            broken = broken or (place in logprobs and not _finite([logprobs[place]]))
+            if broken or (bound and bound.error) or not row.generating:
+                row.in_flight -= steps
+                counts.lack(marks, row, place, steps)
+                if not row.generating:  # it finished at a draw before, or was dropped meanwhile
+                    continue
+                if broken:
+                    self._fail(row.key)
+                elif bound:
+                    shown.reject(row.key, "invalid", bound.error, bound.field)
                 continue
             if steps == 1:
                 row.in_flight -= 1

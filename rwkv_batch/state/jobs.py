@@ -18,11 +18,15 @@ Report = Callable[[Callable[[], None]], None]  # has a callback run by the threa
 
 
 class JobThread(Thread):
-    """Runs jobs one after the other, in the order they were given. `report`: see Report."""
+    """Runs jobs one after the other, in the order they were given. `report`: see Report.
 
-    def __init__(self, name: str, report: Report) -> None:
+    `expected`: errors that jobs may have beside those of the state pool; others are logged.
+    """
+
+    def __init__(self, name: str, report: Report, *expected: type[Exception]) -> None:
         super().__init__(name=f"state {name}", daemon=True)
         self.report = report
+        self._expected: tuple[type[Exception], ...] = (StoreError, SnapshotError, *expected)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.start()
 
@@ -50,7 +54,7 @@ class JobThread(Thread):
         try:
             result = work()
         except Exception as raised:
-            if not isinstance(raised, StoreError | SnapshotError):
+            if not isinstance(raised, self._expected):
                 log.exception("a job of the state pool failed")
             error = raised
         if finished:

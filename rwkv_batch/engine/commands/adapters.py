@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.row_adapters.adapters import Adapters
 from rwkv_batch.engine.row_adapters.kinds import AdapterRefused, LoadedAdapter
 from rwkv_batch.engine.rows.rows import Rows
@@ -10,7 +9,6 @@ from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.wire.commands import AdapterCommand, ListAdapters, LoadAdapter, RemoveAdapter
-from rwkv_batch.wire.protocol import Rejected
 
 
 class AdapterCommands:
@@ -24,9 +22,9 @@ class AdapterCommands:
             case LoadAdapter():
                 self._load(request, command)
             case ListAdapters(name=name):
-                reply(self._rows, request, None, adapters=self._adapters.infos(name))
+                self._rows.reply(request, None, adapters=self._adapters.infos(name))
             case RemoveAdapter(key=name):
-                reply(self._rows, request, None, found=self._adapters.remove(name))
+                self._rows.reply(request, None, found=self._adapters.remove(name))
 
     def _load(self, request: RequestKey, command: LoadAdapter) -> None:
         given = command.alpha is not None or command.scaling is not None
@@ -34,13 +32,13 @@ class AdapterCommands:
 
         def loaded(adapter: LoadedAdapter | None, error: Exception | None) -> None:
             if isinstance(error, AdapterRefused):
-                self._refuse(request, error)
+                self._rows.refuse(request, error.reason, str(error))
             elif adapter is None:
                 known = isinstance(error, StoreError)
                 message = f"The adapter could not be loaded ({type(error).__name__})."
-                reply(self._rows, request, str(error) if known else message)
+                self._rows.reply(request, str(error) if known else message)
             else:
-                reply(self._rows, request, None, adapters=[adapter.info])
+                self._rows.reply(request, None, adapters=[adapter.info])
 
         try:
             if command.alpha is not None and command.scaling is not None:
@@ -48,7 +46,4 @@ class AdapterCommands:
                 raise AdapterRefused("invalid", message)
             self._adapters.load(command.key, Path(command.path), scaling, loaded)
         except AdapterRefused as error:
-            self._refuse(request, error)
-
-    def _refuse(self, request: RequestKey, error: AdapterRefused) -> None:
-        self._rows.emit(request, Rejected(request[1], error.reason, str(error)))
+            self._rows.refuse(request, error.reason, str(error))

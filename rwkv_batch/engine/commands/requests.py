@@ -12,7 +12,6 @@ from operator import attrgetter, is_
 
 from msgspec.structs import replace
 
-from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.rows.beginnings import mixed
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.stored_turns import StoredTurn
@@ -24,7 +23,6 @@ from rwkv_batch.wire.protocol import (
     GenerateRequest,
     PausedRow,
     Progress,
-    Rejected,
     RequestInfo,
     RowDelta,
 )
@@ -56,12 +54,12 @@ class RequestCommands:
                 self._list(command_key)
             case StopRequest(name=name):
                 if rows := self._find(name):
-                    reply(self._rows, command_key, None, requests=_infos(rows))
+                    self._rows.reply(command_key, None, requests=_infos(rows))
                     self._stop(rows)
                 else:
                     self._pool.documents.remove(
                         PAUSED + name,
-                        lambda found, error: reply(self._rows, command_key, error, found=found),
+                        lambda found, error: self._rows.reply(command_key, error, found=found),
                     )
             case PauseRequest(name=name, part=part):
                 rows = [row for row in self._find(name) if not row.held]
@@ -70,7 +68,7 @@ class RequestCommands:
     def _list(self, command_key: RequestKey) -> None:
         def listed(keys: list[str], error: str | None) -> None:
             paused = [key.removeprefix(PAUSED) for key in keys]
-            reply(self._rows, command_key, error, requests=_infos(self._generating()), paused=paused)
+            self._rows.reply(command_key, error, requests=_infos(self._generating()), paused=paused)
 
         self._pool.documents.keys(PAUSED, listed)
 
@@ -103,11 +101,11 @@ class RequestCommands:
         """Store the request as it is, and end what its reader gets. Where it is not stored, it goes on."""
         rows = [row for row in rows if row.leads]
         if not rows:
-            reply(self._rows, command_key, None)
+            self._rows.reply(command_key, None)
             return
         if why := self._unpausable(rows[0].request):
             message = f"The request {rows[0].request.name} cannot be paused: {why}."
-            self._rows.emit(command_key, Rejected(command_key[1], "conflict", message))
+            self._rows.refuse(command_key, "conflict", message)
             return
         _hold(rows, True)
         self._pausing.append((command_key, rows, document))
@@ -123,7 +121,7 @@ class RequestCommands:
 
     def _store(self, command_key: RequestKey, rows: list[Row], document: str) -> None:
         if not rows:  # they have ended meanwhile
-            reply(self._rows, command_key, None)
+            self._rows.reply(command_key, None)
             return
         key = rows[0].key
         info = _infos(rows)
@@ -142,7 +140,7 @@ class RequestCommands:
             self._rows.drop(lambda row: row.key == key)
             if left:
                 self._rows.emit(key, Progress(key[1], [row.text.take(row.drawn) for row in left]))
-            reply(self._rows, command_key, None, requests=info)
+            self._rows.reply(command_key, None, requests=info)
 
         self._pool.documents.put(document, encode(self._document(rows)), stored)
 

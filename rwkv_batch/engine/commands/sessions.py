@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 
-from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.engine.scheduling.row import RequestKey
@@ -21,7 +20,7 @@ from rwkv_batch.wire.commands import (
     SessionCommand,
     SessionHistory,
 )
-from rwkv_batch.wire.protocol import Rejected, SessionInfo, TurnInfo
+from rwkv_batch.wire.protocol import SessionInfo, TurnInfo
 
 
 class SessionCommands:
@@ -37,7 +36,7 @@ class SessionCommands:
                 if session := self._pool.find(command.key):
                     self._run_on(session, request, command)
                 else:
-                    self._reject(request, "not_found", f"There is no session {command.key}.")
+                    self._rows.refuse(request, "not_found", f"There is no session {command.key}.")
             case ImportSession(key=key, data=data):
                 if self._lock(request, key):
                     done = partial(self._imported, request, key)
@@ -46,20 +45,20 @@ class SessionCommands:
                 begun = self._turns.discard(key, prefix)
 
                 def deleted(found: int, error: str | None) -> None:
-                    reply(self._rows, request, error, found=found + begun)
+                    self._rows.reply(request, error, found=found + begun)
 
                 self._pool.delete(key, prefix, deleted)
             case ListSessions(after=after, limit=limit):
                 self._pool.status(after, limit, partial(self._listed, request))
             case PutDocument(key=key, data=data):
-                self._pool.documents.put(key, data, partial(reply, self._rows, request))
+                self._pool.documents.put(key, data, partial(self._rows.reply, request))
             case GetDocument(key=key):
                 self._pool.documents.get(
-                    key, lambda data, error: reply(self._rows, request, error, data=data or b"")
+                    key, lambda data, error: self._rows.reply(request, error, data=data or b"")
                 )
             case RemoveDocument(key=key):
                 self._pool.documents.remove(
-                    key, lambda found, error: reply(self._rows, request, error, found=found)
+                    key, lambda found, error: self._rows.reply(request, error, found=found)
                 )
 
     def _run_on(
@@ -72,14 +71,16 @@ class SessionCommands:
             case ForkSession(turn=int(number)) | RewindSession(turn=number) if number and (
                 reason := self._no_turns(session)
             ):
-                self._reject(request, "conflict", f"There is no turn {number} in {session.key}: {reason}.")
+                self._rows.refuse(
+                    request, "conflict", f"There is no turn {number} in {session.key}: {reason}."
+                )
             case SessionHistory() if not self._pool.token_log and (reason := self._no_turns(session)):
-                self._reject(request, "conflict", f"There is no history of {session.key}: {reason}.")
+                self._rows.refuse(request, "conflict", f"There is no history of {session.key}: {reason}.")
             case ExportSession(what="tokens") if reason := self._no_turns(session):
                 message = f"There are no tokens of {session.key}: {reason}; export it with its state."
-                self._reject(request, "conflict", message)
+                self._rows.refuse(request, "conflict", message)
             case ForkSession(target=target, replace=False) if self._pool.find(target):
-                self._reject(request, "exists", f"There is a session {target} already.")
+                self._rows.refuse(request, "exists", f"There is a session {target} already.")
             case ForkSession(target=target, turn=number):
                 if self._lock(request, target):
                     at = self._pool.at(target)
@@ -111,7 +112,7 @@ class SessionCommands:
 
         def found(turns: list[Turn] | None, error: str | None) -> None:
             if turns is None:
-                self._unlock(target, partial(reply, self._rows, request), error)
+                self._unlock(target, partial(self._rows.reply, request), error)
                 return
             if turns and not (turns[0].past_unknown and turns[0].end):  # a start state has no tokens
                 imaged = session.head.imaged
@@ -120,18 +121,18 @@ class SessionCommands:
                 self._pool.delete(
                     target,
                     False,
-                    lambda _, error: self._unlock(target, partial(reply, self._rows, request), error),
+                    lambda _, error: self._unlock(target, partial(self._rows.reply, request), error),
                 )
             else:
                 self._scheduler.unlock(target)
                 message = f"There is no turn {number} in {session.key}, which has {session.head.number}."
-                self._reject(request, "not_found", message)
+                self._rows.refuse(request, "not_found", message)
 
         self._pool.turns(session, range(number, number + 1), found)
 
     def _point(self, request: RequestKey, at: SessionAt, head: Head) -> None:
         """Let the session `at`, which is locked, end with this turn."""
-        done = partial(reply, self._rows, request, position=head.tokens)
+        done = partial(self._rows.reply, request, position=head.tokens)
         self._pool.point(at, head, partial(self._unlock, at.key, done))
 
     def _send_turns(
@@ -155,33 +156,33 @@ class SessionCommands:
             for turn in turns or []
         ]
         found = {"position": session.head.tokens, "turns": infos, "updated": session.updated}
-        reply(self._rows, request, error, **found)
+        self._rows.reply(request, error, **found)
 
     def _exported(self, request: RequestKey, data: bytes | None, error: Exception | None) -> None:
         if isinstance(error, NotInFile):
-            self._reject(request, "conflict", str(error))
+            self._rows.refuse(request, "conflict", str(error))
         else:
-            reply(self._rows, request, message(error), data=data or b"")
+            self._rows.reply(request, message(error), data=data or b"")
 
     def _imported(self, request: RequestKey, key: str, error: str | None) -> None:
         self._scheduler.unlock(key)
         if error:
-            self._reject(request, "conflict" if isinstance(error, Moved) else "invalid", error)
+            self._rows.refuse(request, "conflict" if isinstance(error, Moved) else "invalid", error)
         else:
-            reply(self._rows, request, None)
+            self._rows.reply(request, None)
 
     def _listed(self, request: RequestKey, status: Status | None, error: str | None) -> None:
         if status is None:
-            reply(self._rows, request, error)
+            self._rows.reply(request, error)
             return
         sessions = [SessionInfo(s.key, s.tier, s.updated, s.tokens) for s in status.sessions]
-        reply(self._rows, request, None, sessions=sessions, total=status.total, l1=status.l1, l2=status.l2)
+        self._rows.reply(request, None, sessions=sessions, total=status.total, l1=status.l1, l2=status.l2)
 
     def _lock(self, request: RequestKey, key: str) -> bool:
         """Keep turns of the session waiting; False if one is under way, and the client gets a refusal."""
         if key in self._scheduler.queues:
             message = "That session is busy with a turn or a copy; try again in a moment."
-            self._reject(request, "overloaded", message)
+            self._rows.refuse(request, "overloaded", message)
             return False
         self._scheduler.lock(key)
         return True
@@ -189,6 +190,3 @@ class SessionCommands:
     def _unlock(self, key: str, done: Callable[[str | None], None], error: str | None) -> None:
         self._scheduler.unlock(key)
         done(error)
-
-    def _reject(self, request: RequestKey, reason: str, message: str) -> None:
-        self._rows.emit(request, Rejected(request[1], reason, message))

@@ -3,7 +3,6 @@
 from functools import partial
 from pathlib import Path
 
-from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.row_adapters.adapters import Adapters
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.scheduling.row import RequestKey
@@ -19,7 +18,7 @@ from rwkv_batch.wire.commands import (
     RemoveStartStates,
     StartStateCommand,
 )
-from rwkv_batch.wire.protocol import Rejected, StartStateInfo
+from rwkv_batch.wire.protocol import StartStateInfo
 
 
 class _NoState(StoreError):
@@ -41,25 +40,25 @@ class StartStateCommands:
                 self._pool.starts.put(name, read, command.description, partial(self._stored, request, name))
             case DescribeStartState(key=name, description=description):
                 if self._pool.starts.find(name) is None:
-                    reply(self._rows, request, None)
+                    self._rows.reply(request, None)
                     return
                 done = partial(self._described, request)
                 self._pool.starts.describe(name, description, done)
             case ListStartStates(name=name):
                 found = map(self._pool.starts.find, self._pool.starts.names() if name is None else [name])
                 infos = [self._info(start) for start in found if start]
-                reply(self._rows, request, None, start_states=infos)
+                self._rows.reply(request, None, start_states=infos)
             case ReloadStartStates():
                 self._pool.starts.reload()
-                reply(self._rows, request, None)
+                self._rows.reply(request, None)
             case RemoveStartStates(name=name):
                 names = self._pool.starts.names() if name is None else [name]
                 self._pool.starts.remove(
-                    names, lambda count, error: reply(self._rows, request, error, found=count)
+                    names, lambda count, error: self._rows.reply(request, error, found=count)
                 )
 
     def _described(self, request: RequestKey, error: str | None) -> None:
-        reply(self._rows, request, error, found=1)
+        self._rows.reply(request, error, found=1)
 
     def _read(self, command: PutStartState) -> StartContents:
         try:
@@ -74,12 +73,12 @@ class StartStateCommands:
     def _stored(self, request: RequestKey, name: str, error: Exception | None) -> None:
         start = self._pool.starts.find(name)
         if isinstance(error, _NoState):
-            self._rows.emit(request, Rejected(request[1], "invalid", str(error)))
+            self._rows.refuse(request, "invalid", str(error))
         elif error and not isinstance(error, StoreError):
-            reply(self._rows, request, f"The start state could not be loaded ({type(error).__name__}).")
+            self._rows.reply(request, f"The start state could not be loaded ({type(error).__name__}).")
         else:
             infos = [self._info(start)] if start else []
-            reply(self._rows, request, message(error), start_states=infos)
+            self._rows.reply(request, message(error), start_states=infos)
 
     def _info(self, start: StoredStart) -> StartStateInfo:
         head = start.session.head

@@ -2,11 +2,9 @@
 
 from itertools import chain
 
-from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.wire.commands import Detokenize, TextCommand, Tokenize
-from rwkv_batch.wire.protocol import Rejected
 
 
 class TextCommands:
@@ -20,7 +18,7 @@ class TextCommands:
             self._tokenizer.demand_texts()
             self._answer(request, command)
         except ValueError as error:
-            self._rows.emit(request, Rejected(request[1], "invalid", str(error)))
+            self._rows.refuse(request, "invalid", str(error))
 
     def _answer(self, request: RequestKey, command: TextCommand) -> None:
         """Raises ValueError."""
@@ -29,6 +27,6 @@ class TextCommands:
             case Tokenize(texts=texts):
                 ids = [self._tokenizer.encode(text) for text in texts]
                 pieces = [data(token) for token in chain.from_iterable(ids)]
-                reply(self._rows, request, None, token_ids=ids, token_bytes=pieces)
+                self._rows.reply(request, None, token_ids=ids, token_bytes=pieces)
             case Detokenize(tokens=tokens):
-                reply(self._rows, request, None, token_bytes=[data(token) for token in tokens])
+                self._rows.reply(request, None, token_bytes=[data(token) for token in tokens])

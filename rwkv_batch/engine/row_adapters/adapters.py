@@ -308,23 +308,10 @@ class Adapters:
         )
 
     def _run(self, work: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
-        """Work on the thread, then `done` inside `poll`. CheckpointError and StoreError are expected."""
-
-        def caught() -> T | Exception:
-            try:
-                return work()
-            except (CheckpointError, StoreError) as error:
-                return error
-
-        def finished(result: T | Exception | None, error: Exception | None) -> None:
-            if isinstance(result, Exception):
-                done(None, result)
-            else:
-                done(result, error)
-
+        """Work on the thread, then `done` inside `poll`."""
         if self._thread is None:
-            self._thread = JobThread("adapters", self._report)
-        self._thread.put(caught, finished)
+            self._thread = JobThread("adapters", self._report, CheckpointError)
+        self._thread.put(work, done)
 
     def _report(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)

@@ -5,12 +5,13 @@ or writes to front ends. A row's life says when (`lives.py`, `stored_turns.py`).
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.row import FINALIZING, Outbox, RequestKey, Row
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.state.entries import Moved
-from rwkv_batch.wire.protocol import Event, Failed, Progress, Rejected, RowDelta
+from rwkv_batch.wire.protocol import CommandReply, Event, Failed, Progress, Rejected, RowDelta
 
 
 class Rows:
@@ -31,6 +32,15 @@ class Rows:
     def emit(self, key: RequestKey, event: Event) -> None:
         """An event of a request or a command, behind those before it."""
         self._events.append((key, event))
+
+    def reply(self, command: RequestKey, error: str | None, **fields: Any) -> None:
+        """Answer a command with a CommandReply of these fields, or with the error, one sentence."""
+        answer = CommandReply(command[1], **fields)
+        self.emit(command, failure(command[1], error) if error else answer)
+
+    def refuse(self, key: RequestKey, reason: str, message: str, field: str = "") -> None:
+        """Answer that nothing is done. reason and field: of Rejected."""
+        self.emit(key, Rejected(key[1], reason, message, field))
 
     def show(self, row: Row, delta: RowDelta) -> None:
         """Text of a row, which leaves with that of others of its request."""
@@ -84,11 +94,13 @@ class Rows:
 
     def reject(self, key: RequestKey, reason: str, message: str, field: str = "") -> None:
         """End what there is of a request, which is refused. reason and field: of Rejected."""
-        self._lose(key, Rejected(key[1], reason, message, field))
+        self._lose(key)
+        self.refuse(key, reason, message, field)
 
     def fail(self, key: RequestKey, message: str) -> None:
         """End what there is of a request, of which something has failed."""
-        self._lose(key, Failed(key[1], message))
+        self._lose(key)
+        self.emit(key, Failed(key[1], message))
 
     def fail_step(self, fed: Iterable[Row], message: str) -> None:
         """A step over these rows has failed: their requests have, but for those that are answered already."""
@@ -98,10 +110,9 @@ class Rows:
         for key in {row.key for row in fed if row not in stored}:
             self.fail(key, message)
 
-    def _lose(self, key: RequestKey, event: Event) -> None:
+    def _lose(self, key: RequestKey) -> None:
         self.drop(lambda row: row.key == key, "error")
         self._deltas.pop(key, None)
-        self.emit(key, event)
 
 
 def failure(request_id: str, error: str) -> Failed | Rejected:

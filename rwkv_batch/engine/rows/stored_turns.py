@@ -29,7 +29,7 @@ from rwkv_batch.state.pool.savepoints import RunningTurn
 from rwkv_batch.wire.protocol import Failed, Progress, Rejected, RowDelta, SessionTurn
 
 
-class _Refused(Exception):
+class _Refused(StoreError):
     """A turn that cannot begin; the message is one sentence."""
 
     def __init__(self, reason: str, message: str) -> None:
@@ -65,11 +65,10 @@ class StoredTurn(Life):
         try:
             self.source = turns.find_source(self)
             self.at = self._find_target()
-        except _Refused as refused:
-            parts.rows.end(row, "error", Rejected(row.key[1], refused.reason, str(refused)))
-            return {}
         except StoreError as error:
-            parts.rows.end(row, "error", Failed(row.key[1], str(error)))
+            reason = error.reason if isinstance(error, _Refused) else None
+            event = Rejected(row.key[1], reason, str(error)) if reason else Failed(row.key[1], str(error))
+            parts.rows.end(row, "error", event)
             return {}
         turns.begun[row], self.parent = self, self.source.head if self.source else None
         continued = self.source is not None and self.source.key == self.turn.source

@@ -21,7 +21,7 @@ test-all: $(VENV)/.installed-dev  # all that run here
 	$(PYTEST) $(ARGS)
 
 check:  # everything, as CI runs it; up to 20 minutes on two cores
-	$(MAKE) --no-print-directory --output-sync=target -j2 lint with-tools
+	$(MAKE) --no-print-directory -j2 lint with-tools
 	$(MAKE) --no-print-directory test-all test-emulated hip-check
 	$(MAKE) --no-print-directory fuzz ARGS="--minutes 1"
 

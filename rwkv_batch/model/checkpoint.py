@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.description import shapes
 from rwkv_batch.model.files import CheckpointError, ModelFile, read
 from rwkv_batch.model.names import official
-from rwkv_batch.model.rwkv6_description import rwkv6_shapes
+from rwkv_batch.model.tensors.description import shapes
+from rwkv_batch.model.tensors.rwkv6_description import rwkv6_shapes
 from rwkv_batch.ops.mole import Mole
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 from rwkv_batch.ops.weights.weight import Weight

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import group_norm, silu
 
-from rwkv_batch.model.description import Norm
-from rwkv_batch.model.rwkv6_description import RWKV6_MIXES, Rwkv6LayerTensors, rwkv6_layer_tensors
+from rwkv_batch.model.tensors.description import Norm
+from rwkv_batch.model.tensors.rwkv6_description import RWKV6_MIXES, Rwkv6LayerTensors, rwkv6_layer_tensors
 from rwkv_batch.model.torch_model import Activations, TorchModel
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.linear import Linear

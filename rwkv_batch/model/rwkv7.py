@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.description import (
+from rwkv_batch.model.tensors.description import (
     DEEP_RANK,
     DeepEmbedTensors,
     LayerTensors,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.description import Norm, matrix, norm_tensors
+from rwkv_batch.model.tensors.description import Norm, matrix, norm_tensors
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.cpu.binding import CpuKernels
 from rwkv_batch.ops.linear import Linear, prepare

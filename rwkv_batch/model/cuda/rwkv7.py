@@ -19,7 +19,7 @@ from rwkv_batch.model.cuda.steps.graphs import graph_bytes, prefills_held
 from rwkv_batch.model.cuda.steps.mixers import NormMixer, decode_norms, prefill_norms, time_mix_input
 from rwkv_batch.model.cuda.steps.row import RowStep
 from rwkv_batch.model.cuda.steps.states import CudaStates
-from rwkv_batch.model.description import DEEP_RANK
+from rwkv_batch.model.tensors.description import DEEP_RANK
 from rwkv_batch.ops.cuda.abi import (
     CHUNK,
     IDENTITY,

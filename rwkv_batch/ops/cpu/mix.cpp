@@ -5,8 +5,9 @@
 //     amounts[i]
 //
 // The token before the first of a row is in its slot, which is moved on to the last. All in fp32.
-// Reference: Norm of rwkv_batch/model/description.py, token_shift and mix of rwkv_batch/ops/torch_ops.py.
-// Test: test/unit/test_cpu_kernels.py. A token's numbers depend on nothing but it and the token before it.
+// Reference: Norm of rwkv_batch/model/tensors/description.py, token_shift and mix of
+// rwkv_batch/ops/torch_ops.py. Test: test/unit/test_cpu_kernels.py. A token's numbers depend on nothing but
+// it and the token before it.
 
 #include <cmath>
 #include <cstdlib>

@@ -5,7 +5,7 @@ from torch import Tensor
 from rwkv_batch.model.cuda.gemms.method import GemmCall
 from rwkv_batch.model.cuda.packed.coded import LargeMatrix, first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaLayer
-from rwkv_batch.model.description import LOW_RANKS, MIXES
+from rwkv_batch.model.tensors.description import LOW_RANKS, MIXES
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH
 from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.gemms import CodedRows

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rwkv_batch.model.cuda.packed.coded import LargeMatrix
-from rwkv_batch.model.description import Norm
+from rwkv_batch.model.tensors.description import Norm
 from rwkv_batch.ops.cuda.buffers import BufferShape
 
 

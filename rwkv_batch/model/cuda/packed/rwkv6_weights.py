@@ -8,8 +8,8 @@ from torch import Tensor
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.packed.protocol import PackedWeights
 from rwkv_batch.model.cuda.packed.weights import RANK_MULTIPLE, pack_head, padded, round_up
-from rwkv_batch.model.description import Norm, norm_tensors, normed_embedding
-from rwkv_batch.model.rwkv6_description import Rwkv6LayerTensors, rwkv6_layer_tensors
+from rwkv_batch.model.tensors.description import Norm, norm_tensors, normed_embedding
+from rwkv_batch.model.tensors.rwkv6_description import Rwkv6LayerTensors, rwkv6_layer_tensors
 from rwkv_batch.ops.cuda.buffers import BufferShape
 from rwkv_batch.ops.weights.weight import Matrix
 

@@ -14,7 +14,7 @@ from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix
 from rwkv_batch.model.cuda.packed.packing import HOPPER, Packer
 from rwkv_batch.model.cuda.packed.protocol import PackedWeights
-from rwkv_batch.model.description import (
+from rwkv_batch.model.tensors.description import (
     DeepEmbedTensors,
     LayerTensors,
     Norm,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rwkv_batch.model.description import Norm, matrix, norm_tensors
+from rwkv_batch.model.tensors.description import Norm, matrix, norm_tensors
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 from rwkv_batch.ops.weights.weight import Matrix, Weight
 

@@ -1,0 +1,1 @@
+"""The names and shapes of all weights of a model, by family."""

@@ -290,8 +290,10 @@ def _calls(first: list[list[Any]], more: list[list[Any]], until: str, answer: ob
         rules += ["start: tagged* TEXT", "tagged: tag first", f"tag[lazy]: TEXT {json.dumps(until)}"]
         rules.append("TEXT: /(.|\\n)*/")
     elif more:
-        alternatives("more", more)
-        rules.append(f'start: first ("\\n" more)*{instead}')
+        again = "first" if more == first else "more"  # many tools take long to compile
+        if again == "more":
+            alternatives("more", more)
+        rules.append(f'start: first ("\\n" {again})*{instead}')
     else:
         rules.append(f"start: first{instead}")
     return "\n".join(rules)

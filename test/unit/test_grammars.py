@@ -82,6 +82,7 @@ def _may(matcher, token: int) -> bool:
         (BoundText("tagged_calls", TAGGED), "So: <tool_call>{" + ROME),
         (BoundText("calls", EITHER), '{"name": "", "age": 0}'),
         (BoundText("calls", EITHER), "<tool_call>{" + ROME),
+        (BoundText("calls", EITHER), "<tool_call>{" + ROME + "\n<tool_call>{" + ROME),
         (BoundText("calls", EITHER, ">", "</think>"), "> a {</think>\n<tool_call>{" + ROME),
         (BoundText("calls", EITHER, space=True), ' {"name": "", "age": 0}'),
     ],

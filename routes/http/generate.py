@@ -67,7 +67,7 @@ async def generate_from(
     prepare: Prepare,
     is_chat: Callable[[Json], bool] = lambda fields: False,
 ) -> HttpResponse:
-    """The same for a body that has been read and may be served."""
+    """Reply to a body that has been read and may be served; see `generate`."""
     named = await read_model(front, http, fields)
     adapter = await choose_adapter(front, fields, named)
     state = await choose_state(front, http, fields, named)

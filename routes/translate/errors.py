@@ -7,17 +7,17 @@ STATUSES |= {429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
 
 
 def deepl_shape(error: ApiError) -> Json:
-    """As DeepL has it."""
+    """An error in DeepL's form."""
     return {"message": error.message}
 
 
 def deeplx_shape(error: ApiError) -> Json:
-    """As DeepLX has it."""
+    """An error in DeepLX's form."""
     return {"code": error.status, "message": error.message}
 
 
 def google_shape(error: ApiError) -> Json:
-    """As Google's Cloud Translation has it."""
+    """An error in the form of Google's Cloud Translation."""
     reason = {
         "message": error.message,
         "domain": "global",
@@ -28,5 +28,5 @@ def google_shape(error: ApiError) -> Json:
 
 
 def plain_shape(error: ApiError) -> Json:
-    """As LibreTranslate, MTranServer and others have it."""
+    """An error in the form of LibreTranslate, MTranServer and others."""
     return {"error": error.message}

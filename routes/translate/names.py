@@ -133,7 +133,7 @@ def deepl_code(code: str) -> str:
 
 
 def chinese_name(code: str) -> str:
-    """As hcfy names a language."""
+    """The name that hcfy has for a language."""
     found = find(code)
     if found is None:
         return code

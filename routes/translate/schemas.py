@@ -18,7 +18,7 @@ def _unless_auto(value: object) -> object:
 
 
 def _unless_named(value: object) -> object:
-    """The same for services whose clients leave the field empty."""
+    """None for a field that a client has left empty, or means to be found out."""
     return None if isinstance(value, str) and not value.strip() else _unless_auto(value)
 
 

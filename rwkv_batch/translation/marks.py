@@ -1,7 +1,7 @@
 """Marks: what in a text is not translated and must come back whole.
 
 Those are tags of HTML and XML, code, URLs, what programs fill in (`{0}`, `%s`), and what Markdown writes
-around a link's text. Each takes time linear in the text to find, whatever the text is.
+around a link's text. Each takes time linear in the text to find, for any text.
 """
 
 import re

@@ -233,7 +233,7 @@ class Client:
         self._send(message)
 
     async def ask(self, command: Command) -> CommandReply:
-        """See Wire."""
+        """Send a command and wait for its reply; see Wire."""
         pending = self._jobs[command.id] = PendingCommand()
         self._send(command)
         try:
@@ -247,11 +247,11 @@ class Client:
         return reply
 
     def serves(self, serving: Serving) -> Serving:
-        """See Wire."""
+        """Note what an engine serves; returns what all have together. See Wire."""
         return serving
 
     def lose(self, engine: int, message: str) -> bool:
-        """See Wire."""
+        """Note that an engine has died; whether another serves. See Wire."""
         return False
 
     def fail_all(self, message: str, gone: bool = False) -> None:

@@ -56,16 +56,19 @@ class HostStore(StoreReads):
         return id_
 
     def turn_numbers(self) -> Iterator[int]:
-        """See SessionStore."""
+        """Ids for new turns; see SessionStore."""
         return turn_ids.in_random_blocks(self._has_turns)
 
     def commit_queue(self, report: Report, renewed: Callable[[], None]) -> CommitQueue:
-        """See SessionStore."""
+        """What a pool commits with; see SessionStore."""
         self._renewed = partial(report, renewed)
         return HostQueue(self._link, report)
 
     def commit(self, groups: Sequence[Sequence[Operation]]) -> list[Outcome]:
-        """See SessionStore; of groups that fail for another reason than being refused, others may be done."""
+        """Carry out groups; see SessionStore.
+
+        Of groups that fail for another reason than being refused, others may be done.
+        """
         outcomes: list[Removed | Exception | None] = [None] * len(groups)
         waiting = Event()
 
@@ -93,11 +96,11 @@ class HostStore(StoreReads):
         raise StoreError("Only the process that writes to the database can replace it.")
 
     def size(self) -> int:
-        """See SessionStore."""
+        """Bytes of the database and of all images; see SessionStore."""
         return self._ask(self._reader, tables.size)
 
     def close(self) -> None:
-        """See SessionStore."""
+        """End the use of the database; see SessionStore."""
         self._link.close()
         self._disconnect()
 

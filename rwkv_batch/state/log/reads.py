@@ -80,7 +80,7 @@ class StoreReads:
         return self._ask(self._finder, lambda db: tables.find_session(db, key))
 
     def list_sessions(self, after: str | None, limit: int, prefix: str = "") -> list[Session]:
-        """See tables.list_sessions."""
+        """Some of the sessions in the order of their keys; see tables.list_sessions."""
         return self._ask(self._reader, lambda db: tables.list_sessions(db, after, limit, prefix))
 
     def status(self, listed: list[SessionEntry], l1: Sequence[int], l2: Sequence[int]) -> Status:

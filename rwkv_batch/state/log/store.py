@@ -84,15 +84,15 @@ class Store(StoreReads):
         return int(found or NONE)
 
     def turn_numbers(self) -> Iterator[int]:
-        """See SessionStore."""
+        """Ids for new turns; see SessionStore."""
         return turn_ids.count_on(self.last_turn())
 
     def commit_queue(self, report: Report, renewed: Callable[[], None]) -> Writer:
-        """See SessionStore."""
+        """What a pool commits with; see SessionStore."""
         return Writer(self, report, renewed)
 
     def commit(self, groups: Sequence[Sequence[Operation]]) -> list[Outcome]:
-        """See SessionStore."""
+        """Carry out all groups in one transaction; see SessionStore."""
         with self._writer.use() as db:
             try:
                 return self._carry_out(db, groups, apart=False)

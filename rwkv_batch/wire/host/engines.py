@@ -51,7 +51,7 @@ class Engines:
         return len(self.links)
 
     def submit(self, request: GenerateRequest) -> Job:
-        """See Wire."""
+        """Send a request; see Wire."""
         job = Job(request, self._cancel)
         whole = self._wholes[request.id] = _Whole(self, job)
         try:
@@ -66,11 +66,11 @@ class Engines:
         return job
 
     async def ask(self, command: Command) -> CommandReply:
-        """See Wire."""
+        """Send a command and wait for its reply; see Wire."""
         return await self.commands.ask(command)
 
     def serves(self, serving: Serving) -> Serving:
-        """See Wire."""
+        """Note what an engine serves; returns what all have together. See Wire."""
         number = serving.engine
         began = number not in self._serving
         self._serving[number] = serving
@@ -82,7 +82,7 @@ class Engines:
         return serving_of_all([self._serving[each] for each in sorted(self._serving)])
 
     def lose(self, engine: int, message: str) -> bool:
-        """See Wire."""
+        """Note that an engine has died; whether another serves. See Wire."""
         self._serving.pop(engine, None)
         with self._placing:
             self.placement.lost(engine)
@@ -190,7 +190,7 @@ class _Part:
         self._running, self._silent = len(share.rows), True
 
     def ends(self, event: Event) -> bool:
-        """See EventReader."""
+        """Whether this is the last event; see EventReader."""
         match event:
             case Progress(rows=rows):
                 return self._running == sum(1 for delta in rows if delta.finish_reason)
@@ -198,7 +198,7 @@ class _Part:
                 return isinstance(event, Rejected | Failed)
 
     def put(self, event: Event) -> None:
-        """See EventReader."""
+        """Take the event; see EventReader."""
         whole, placement = self.whole, self.whole.engines.placement
         match event:
             case Progress(rows=rows):
@@ -240,11 +240,11 @@ class _StoredTurn:
         self._part = part
 
     def ends(self, event: Event) -> bool:
-        """See EventReader."""
+        """Whether this is the last event; see EventReader."""
         return True
 
     def put(self, event: Event) -> None:
-        """See EventReader."""
+        """Take the event; see EventReader."""
         whole, key = self._part.whole, self._part.request.id
         match event:
             case CommandReply(updated=updated) if updated < whole.submitted:
@@ -263,10 +263,10 @@ class _LoadReader:
         self._reported = partial(placement.reported, engine)
 
     def ends(self, event: Event) -> bool:
-        """See EventReader."""
+        """Whether this is the last event; see EventReader."""
         return isinstance(event, Failed)  # the engine has died
 
     def put(self, event: Event) -> None:
-        """See EventReader."""
+        """Take the event; see EventReader."""
         if isinstance(event, EngineLoad):
             self._reported(event.rows, event.tokens)

@@ -69,7 +69,7 @@ class EveryEngine:
         self._changing = asyncio.Lock()  # one change at a time
 
     async def ask(self, command: Command) -> CommandReply:
-        """See Wire."""
+        """Send a command and wait for its reply; see Wire."""
         match command:
             case GetMetrics():
                 found = await self._all(command)

@@ -6,7 +6,7 @@
 //   scale [N] fp32; x [M, K] fp16; y [M, N] fp16; N and K multiples of 64; any M
 //   f: identity, or relu squared (at most what fp16 holds)
 //
-// Reference: f((x @ w.T) * scale) in torch. Binding: Kernels.gemm_tile8. Test:
+// Reference: f((x @ w.T) * scale) in torch. Binding: Kernels.gemm_tile_codes. Test:
 // test/kernels/test_gemm_tile8.py, test_gemm_tile_beside.py. Only sm_90a; elsewhere the launcher returns
 // cudaErrorNotSupported.
 //

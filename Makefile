@@ -1,4 +1,4 @@
-# make serve | test | check | test-page | fuzz | test-gpu | test-emulated | test-harness | test-clients | lint | bench | kernels | sanitize | hip-check | check-deploy
+# make serve | test | test-engines | check | test-page | fuzz | test-gpu | test-emulated | test-harness | test-clients | lint | bench | kernels | sanitize | hip-check | check-deploy
 # JOBS=4 tests run in four processes, JOBS=0 in make's own. PYTHON=python3.12 picks the interpreter; REQUIREMENTS=requirements-base.txt leaves the torch alone that is in .venv.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 JOBS   ?= 2
 
-.PHONY: serve test test-all check with-tools browser test-page fuzz test-gpu test-emulated emulated-gfx942 emulated-gfx1100 emulated-gfx1201 test-harness test-clients lint bench kernels sanitize hip-check check-deploy clean
+.PHONY: serve test test-all test-engines check with-tools browser test-page fuzz test-gpu test-emulated emulated-gfx942 emulated-gfx1100 emulated-gfx1201 test-harness test-clients lint bench kernels sanitize hip-check check-deploy clean
 
 serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
@@ -20,9 +20,14 @@ test: $(VENV)/.installed-dev  # what proves the server to its users; ARGS="test/
 test-all: $(VENV)/.installed-dev  # all that run here
 	$(PYTEST) $(ARGS)
 
+# Tests of one engine, over two or three; make check runs those of CHEAP. ARGS="--engines 3 test/server"
+CHEAP := test/server/test_pause.py test/test_openai_adapter.py
+test-engines: $(VENV)/.installed-dev
+	$(PYTEST) $(if $(ARGS),$(ARGS),--engines 2 $(CHEAP))
+
 check:  # everything, as CI runs it; up to 20 minutes on two cores
 	$(MAKE) --no-print-directory -j2 lint with-tools
-	$(MAKE) --no-print-directory test-all test-emulated hip-check
+	$(MAKE) --no-print-directory test-all test-engines test-emulated hip-check
 	$(MAKE) --no-print-directory fuzz ARGS="--minutes 1"
 
 with-tools: $(VENV)/.installed-dev  # one after the other, as both may install something

@@ -12,14 +12,18 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
+from msgspec.structs import replace
+
 from routes.guard.reads import Guard, Unguarded
 from routes.http.connections import Connections
 from routes.http.frontend import Frontend
 from rwkv_batch.chat.checkpoints import settings_for
-from rwkv_batch.config import FrontendConfig
+from rwkv_batch.config import FrontendConfig, file_name
 from rwkv_batch.wire.client import Client, Wire
 from rwkv_batch.wire.codec import encode
+from rwkv_batch.wire.commands import LoadModel
 from rwkv_batch.wire.host.engines import Engines
+from rwkv_batch.wire.host.every_engine import Change
 from rwkv_batch.wire.supervision import Changed, Drain, EngineLost, Restarts, Serving
 
 TICK = 0.1  # seconds
@@ -66,7 +70,13 @@ def wire_to(addresses: Sequence[str], name: str, config: FrontendConfig, control
     if len(addresses) == 1:
         return Client(addresses[0], name)
     engines = Engines(addresses, name)
-    engines.commands.changed = lambda change: control.send(Changed(encode(change)))
+
+    def changed(change: Change) -> None:
+        if isinstance(change, LoadModel):
+            change = replace(change, name=change.name or file_name(change.path))
+        control.send(Changed(encode(change)))
+
+    engines.commands.changed = changed
     return engines
 
 

@@ -22,6 +22,7 @@ from routes.responses.tools import as_listed, functions_of, tool_use
 from rwkv_batch.chat import templates
 from rwkv_batch.chat.checkpoints import chat_template
 from rwkv_batch.config import FrontendConfig
+from rwkv_batch.wire.host.placement import TAG
 from rwkv_batch.wire.protocol import GenerateRequest, Grammar, SessionTurn
 
 ID = re.compile(RESPONSE_PREFIX + "[0-9a-f]{32}")
@@ -41,6 +42,12 @@ def state_key(response_id: str) -> str:
     return f"{RESPONSE}:{response_id}"
 
 
+def new_id(previous: str | None) -> str:
+    """Of a response. It begins as that of the one before it: by this those of a chat go to one engine."""
+    digits, own = len(RESPONSE_PREFIX) + TAG, uuid4().hex
+    return previous[:digits] + own[TAG:] if previous and ID.fullmatch(previous) else RESPONSE_PREFIX + own
+
+
 def prepare(
     body: ResponsesBody, model_id: str, previous: Document | None, settings: FrontendConfig = DEFAULTS
 ) -> tuple[GenerateRequest, ResponseReply, Document]:
@@ -49,7 +56,7 @@ def prepare(
     The document holds a response without output until then. `previous`: the document of
     body.previous_response_id. Raises ApiError 400.
     """
-    response_id = RESPONSE_PREFIX + uuid4().hex
+    response_id = new_id(body.previous_response_id)
     items = parse_items(body.input, response_id)
     messages, functions = to_messages(items), functions_of(body.tools)
     use = tool_use(functions, body.tool_choice, body.parallel_tool_calls)

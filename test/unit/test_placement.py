@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from routes.responses.prepare import new_id, state_key
 from rwkv_batch.wire.host.placement import NoEngine, Placed, Placement
 from rwkv_batch.wire.protocol import GenerateRequest, SessionTurn
 
@@ -182,6 +183,18 @@ def test_engines_with_more_slots_get_more_rows():
 def test_nodes_of_a_tree_have_the_engine_of_its_root(session: str, node: int):
     found, root = placement(5), session.replace(":", "_") or "_"
     assert found.home(MODEL, root) == found.home(MODEL, f"{root}:{node}")
+
+
+def test_responses_of_a_chat_have_one_engine_and_chats_have_several():
+    found, homes = placement(5), set()
+    for _ in range(20):
+        chain = [new_id(None)]
+        for _ in range(3):
+            chain.append(new_id(chain[-1]))
+        assert len({*chain}) == 4
+        (home,) = {found.home(MODEL, state_key(each)) for each in chain}
+        homes.add(home)
+    assert len(homes) > 2
 
 
 def test_sessions_are_spread_and_only_those_of_a_dead_engine_move():

@@ -23,6 +23,11 @@ class LoadReports:
         self._readers[key[0]] = key
         self._said = (-1, -1)
 
+    @property
+    def wanted(self) -> bool:
+        """Whether any front end has asked."""
+        return bool(self._readers)
+
     def forget(self, frontend: bytes) -> None:
         self._readers.pop(frontend, None)
 
@@ -36,7 +41,7 @@ class LoadReports:
     def take(self) -> Outbox:
         """The reports that are due."""
         now = time.monotonic()
-        if not self._readers or now < self._at + EVERY or self._said == (load := self._models.load):
+        if now < self._at + EVERY or self._said == (load := self._models.load):
             return []
         self._said, self._at = load, now
         return [(key, EngineLoad(key[1], *load)) for key in self._readers.values()]

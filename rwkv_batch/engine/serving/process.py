@@ -187,7 +187,9 @@ class Service:
         if self._router in ready:
             self._receive()
         self._send(self.models.launch())
-        self._send(self.models.land() + self._loads.take())
+        self._send(self.models.land())
+        if self._loads.wanted:
+            self._send(self._loads.take())
         self.models.improve()
 
     def _receive_control(self) -> None:

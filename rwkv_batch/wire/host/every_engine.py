@@ -16,6 +16,7 @@ from rwkv_batch.wire.commands import (
     Command,
     DescribeStartState,
     Detokenize,
+    ExportSession,
     GetDocument,
     GetMetrics,
     KeyedCommand,
@@ -27,12 +28,14 @@ from rwkv_batch.wire.commands import (
     LoadAdapter,
     LoadModel,
     PauseRequest,
+    PutDocument,
     PutStartState,
     ReloadStartStates,
     RemoveAdapter,
     RemoveDocument,
     RemoveModel,
     RemoveStartStates,
+    SessionHistory,
     StopRequest,
     Tokenize,
 )
@@ -47,6 +50,7 @@ from rwkv_batch.wire.host.merging import (
 from rwkv_batch.wire.protocol import CommandReply
 
 Change = LoadModel | RemoveModel | LoadAdapter | RemoveAdapter
+REPEATABLE = SessionHistory | ExportSession | GetDocument | PutDocument
 StartChange = PutStartState | DescribeStartState | RemoveStartStates
 NONE_SERVES = "No engine serves now; try again in a moment."
 
@@ -118,11 +122,17 @@ class EveryEngine:
         raise EngineGone(NONE_SERVES)
 
     async def _keyed(self, command: Command, model: str, key: str) -> CommandReply:
-        """The answer of the session's engine."""
-        try:
-            return await self._one(self._home(model, key), command)
-        except LookupError:
-            raise EngineGone(NONE_SERVES) from None
+        """The answer of the session's engine. If that dies, another one is asked what may be asked twice."""
+        while True:
+            try:
+                engine = self._home(model, key)
+            except LookupError:
+                raise EngineGone(NONE_SERVES) from None
+            try:
+                return await self._one(engine, command)
+            except EngineGone:
+                if not isinstance(command, REPEATABLE):
+                    raise
 
     async def _all(self, command: Command) -> list[tuple[int, CommandReply]]:
         """What every engine answers, without those that die meanwhile. Raises RequestRejected first."""

@@ -113,10 +113,6 @@ class RemoveStartStates(ModelMessage, frozen=True, omit_defaults=True, tag="remo
     name: str | None = None
 
 
-class ReloadStartStates(ModelMessage, frozen=True, tag="reload_start_states"):
-    """Read the start states again, as another engine has changed them in the database."""
-
-
 class LoadAdapter(KeyedCommand, frozen=True, omit_defaults=True, tag="load_adapter"):
     """Read an adapter from a file, or a folder with adapter.json, under the name `key`.
 
@@ -231,9 +227,7 @@ SessionCommand = (
     | RemoveDocument
 )
 # What is done with start states; the only event that follows is `CommandReply`, `Rejected` or `Failed`.
-StartStateCommand = (
-    PutStartState | DescribeStartState | ListStartStates | RemoveStartStates | ReloadStartStates
-)
+StartStateCommand = PutStartState | DescribeStartState | ListStartStates | RemoveStartStates
 # What is done with adapters; the only event that follows is `CommandReply`, `Rejected` or `Failed`.
 AdapterCommand = LoadAdapter | ListAdapters | RemoveAdapter
 # What is asked of the vocabulary; the only event that follows is `CommandReply` or `Rejected`.

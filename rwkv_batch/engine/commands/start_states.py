@@ -14,7 +14,6 @@ from rwkv_batch.wire.commands import (
     DescribeStartState,
     ListStartStates,
     PutStartState,
-    ReloadStartStates,
     RemoveStartStates,
     StartStateCommand,
 )
@@ -48,9 +47,6 @@ class StartStateCommands:
                 found = map(self._pool.starts.find, self._pool.starts.names() if name is None else [name])
                 infos = [self._info(start) for start in found if start]
                 self._rows.reply(request, None, start_states=infos)
-            case ReloadStartStates():
-                self._pool.starts.reload()
-                self._rows.reply(request, None)
             case RemoveStartStates(name=name):
                 names = self._pool.starts.names() if name is None else [name]
                 self._pool.starts.remove(

@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from threading import Thread
@@ -222,8 +223,13 @@ class ModelChanges:
         free = [number for number in range(MOST_LOADED) if self._streams.get(number, _nothing)() is None]
         if not free:
             raise DeviceError(f"{MOST_LOADED} models are loaded beside those of the start; remove one.")
-        with devices.own_stream(device, free[0]):
-            engine = Engine(load_model(weights, config), config=config, share=share, wake=self._wake)
+        with ExitStack() as on_error, devices.own_stream(device, free[0]):
+            # first, as a database that is in use is known at once
+            if store := open_store(config, share, self._shared):
+                on_error.callback(store.close)
+            loaded = load_model(weights, config)
+            engine = Engine(loaded, config=config, store=store, share=share, wake=self._wake)
+            on_error.pop_all()
         self._streams[free[0]] = weakref.ref(engine)
         engine.info = replace_field(engine.info, defaults=defaults)
         return engine

@@ -56,10 +56,6 @@ class StartStates:
         self._coming: list[str] = []  # digests of offsets whose states are being stored
         self._starts = {start.name: start for start in self._stored()}
 
-    def reload(self) -> None:
-        """Read them again, as another engine has changed them in the database. Raises StoreError."""
-        self._starts = {start.name: start for start in self._stored()}
-
     def names(self) -> list[str]:
         """In their order."""
         if self._parts.store.shared:

@@ -1,7 +1,7 @@
 """Commands where a host has several engines: to one of them, or to all with one answer.
 
-What is about a session goes to its engine. What belongs to a model (adapters, start states, the models
-themselves) is brought to all engines or to none.
+What is about a session goes to its engine. Adapters and the models themselves are brought to all engines
+or to none. What is stored in the database is asked of one.
 """
 
 import asyncio
@@ -14,8 +14,6 @@ from rwkv_batch.wire.codec import decode_paused, encode
 from rwkv_batch.wire.commands import (
     PAUSED,
     Command,
-    DescribeStartState,
-    Detokenize,
     ExportSession,
     GetDocument,
     GetMetrics,
@@ -24,20 +22,16 @@ from rwkv_batch.wire.commands import (
     ListModels,
     ListRequests,
     ListSessions,
-    ListStartStates,
     LoadAdapter,
     LoadModel,
     PauseRequest,
     PutDocument,
-    PutStartState,
-    ReloadStartStates,
     RemoveAdapter,
     RemoveDocument,
     RemoveModel,
-    RemoveStartStates,
     SessionHistory,
+    StartStateCommand,
     StopRequest,
-    Tokenize,
 )
 from rwkv_batch.wire.host.merging import (
     PART,
@@ -51,7 +45,6 @@ from rwkv_batch.wire.protocol import CommandReply
 
 Change = LoadModel | RemoveModel | LoadAdapter | RemoveAdapter
 REPEATABLE = SessionHistory | ExportSession | GetDocument | PutDocument
-StartChange = PutStartState | DescribeStartState | RemoveStartStates
 NONE_SERVES = "No engine serves now; try again in a moment."
 
 
@@ -92,9 +85,8 @@ class EveryEngine:
                 return await self._paused(command)
             case RemoveDocument(key=key) if key.startswith(PAUSED):
                 return await self._forget(command)
-            case PutStartState() | DescribeStartState() | RemoveStartStates():
-                async with self._changing:
-                    return await self._change_states(command)
+            case _ if isinstance(command, StartStateCommand):  # all engines look them up in their database
+                return await self._any(command, command.to_model)
             case LoadModel() | RemoveModel() | LoadAdapter() | RemoveAdapter():
                 async with self._changing:
                     answer = await self._change(command)
@@ -102,8 +94,6 @@ class EveryEngine:
                     return answer
             case ListModels():
                 return await self._any(command)
-            case ListAdapters() | ListStartStates() | Tokenize() | Detokenize():
-                return await self._any(command, command.to_model)
             case KeyedCommand(to_model=model, key=key):
                 return await self._keyed(command, model, key)
             case _:
@@ -232,21 +222,6 @@ class EveryEngine:
             raise EngineGone(NONE_SERVES)
         found = max(reply.found for reply in replies.values())
         return replace(next(iter(replies.values())), found=found)
-
-    async def _change_states(self, command: StartChange) -> CommandReply:
-        """By the first engine, as all have one database; the others read it again."""
-        engines = self._ready(command.to_model)
-        if not engines:
-            raise EngineGone(NONE_SERVES)
-        answer = await self._one(engines[0], command)
-        answers = await self._each(engines[1:], ReloadStartStates(command.id, to_model=command.to_model))
-        if refused := _first_refusal(answers):
-            if isinstance(command, PutStartState):
-                await self._one(
-                    engines[0], RemoveStartStates(command.id, command.key, to_model=command.to_model)
-                )
-            raise _named(*refused)
-        return answer
 
     async def _each(
         self, engines: Iterable[int], command: Command

@@ -430,6 +430,9 @@ class StatePool:
         for key, head in self._tiers.contents().items():
             if not self._log.is_stored(head.turn):
                 continue
+            with suppress(StoreError):
+                if self.store.find_session(key):  # it is whole, and may be further on by another engine
+                    continue
             try:
                 self.store.read_turn(head.turn)
             except StoreError:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hosts import Host, ProcessHost, ThreadHost
 from pools import ALWAYS, BEGINNING, NEVER, Bench, after
-from stores import do, keys, next_turn, put_all, session
+from stores import do, keys, next_turn, put_all, raw, session
 
 from rwkv_batch.state.entries import (
     NONE,
@@ -261,6 +261,30 @@ def test_a_broken_database_is_replaced_for_all(host: ThreadHost, monkeypatch: py
         assert one.look("a") == two.look("a") == seen(1, 3, 5)
         assert one.look("b") == two.look("b") == seen(2, 4)
         assert len([*host.path.parent.glob("*.damaged-1")]) == 1
+
+
+def test_a_state_of_before_does_not_take_the_place_of_a_session_that_is_whole(
+    host: ThreadHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Pair(host) as (one, two):
+        one.turn("a", [1])
+        old = one.pool.find("a")
+        two.turn("a", [2])
+        found = two.pool.find("a")
+        assert old and found and one.pool.tier(old) == "L1"  # as of a turn before
+        raw(host.path, "DELETE FROM turns WHERE id = ?", old.head.turn)
+        commit = host.store.commit
+
+        def broken(groups: object) -> None:
+            monkeypatch.setattr(host.store, "commit", commit)
+            raise StoreBroken("The database is damaged.")
+
+        monkeypatch.setattr(host.store, "commit", broken)
+        two.turn("b", [3])
+        one.turn("b", [4])  # behind what the pool stores once more
+        one.settle()
+        assert one.pool.find("a") == two.pool.find("a") == found
+        assert two.look("a") == seen(1, 2)
 
 
 def test_what_was_under_way_when_it_died_is_done_once(tmp_path: Path) -> None:

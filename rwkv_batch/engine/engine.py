@@ -24,7 +24,7 @@ from rwkv_batch.engine.loop import StepLoop
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.engine.offline import Options, request_of, whole_rows
 from rwkv_batch.engine.row_adapters.adapters import AdapterMissing, Adapters
-from rwkv_batch.engine.rows.beginnings import Beginnings, StartStateMissing, mixed
+from rwkv_batch.engine.rows.beginnings import Beginnings, StartStateMissing
 from rwkv_batch.engine.rows.making import RowMaker
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.rows import Rows
@@ -274,7 +274,7 @@ class Engine:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
         check(request.sampling, drawable(self.parts.weights.vocab))
         self.commands.requests.check(request)
-        self._beginnings.check(request)
+        parts = self._beginnings.check(request)
         self.parts.prompts.check(request)
         turn, target, continued, encoder = request.turn, None, False, self.parts.prompts
         if turn:
@@ -285,10 +285,11 @@ class Engine:
             target = self._turns.choose_target(turn)
         else:
             prompts = [encoder.encode(prompt, request.prefix_ids) for prompt in request.prompts]
-        adapters = [self.adapters.of(request, part.start_state) for part in mixed(request)]
-        if turn and (refusal := self._turns.refusal(turn, adapters[0])):
+        starts = [(part, self.adapters.of(request, part.start_state)) for part in parts]
+        adapter = starts[0][1]
+        if turn and (refusal := self._turns.refusal(turn, adapter)):
             return self._reject(key, "conflict", refusal)
-        rows = self._maker.rows_of(request, key, prompts, target, adapters)
+        rows = self._maker.rows_of(request, key, prompts, target, starts)
         leading = [row for row in rows if row.leads]
         if request.grammar:
             if compiled is None:
@@ -301,7 +302,7 @@ class Engine:
         if runs:
             self.scheduler.add(rows, limited=key[0] != OFFLINE)
         self.counts.accept(rows, prompts, cached)
-        made_by = self.info.fingerprint + (f"+{adapters[0].digest}" if adapters[0] else "")
+        made_by = self.info.fingerprint + (f"+{adapter.digest}" if adapter else "")
         self.parts.rows.emit(key, encoder.accepted(request, prompts, cached, target, made_by))
         if not runs:
             for row in leading:

@@ -32,9 +32,13 @@ class Beginnings:
             raise StartStateMissing(f"There is no start state {name}.")
         return found
 
-    def check(self, request: GenerateRequest) -> None:
-        """Raises StartStateMissing, also for a request that goes on and began in other states; ValueError."""
-        names = [part.start_state for part in mixed(request)]
+    def check(self, request: GenerateRequest) -> list[MixturePart]:
+        """The states in which its rows run, as of `mixed`.
+
+        Raises StartStateMissing, also for a request that goes on and began in other states; ValueError.
+        """
+        parts = mixed(request)
+        names = [part.start_state for part in parts]
         for name in filter(None, names):
             if self._pool.starts.find(name) is None:
                 raise StartStateMissing(f"There is no start state {name}.")
@@ -43,6 +47,7 @@ class Beginnings:
             raise StartStateMissing(
                 f"The start state {states} is not what it was when this request was paused."
             )
+        return parts
 
     def cached_tokens(self, row: Row) -> int:
         """How many tokens of its prompt need not be fed, as it goes on from no session.
@@ -71,12 +76,12 @@ class Beginnings:
 
     def keep(self, row: Row) -> None:
         """Cache the state in its slot, which has seen what was fed of the prompt."""
-        self._copy(row, row.input.past + row.prompt[: row.input.fed])
+        self._copy(row, [*row.input.past, *row.prompt[: row.input.fed]])
 
     def keep_end(self, row: Row) -> None:
         """Cache the state in its slot, which has seen all of the prompt and what was fed of the draws."""
         if row.request.prefix_cache:
-            self._copy(row, row.input.past + row.prompt + row.drawn[: row.drawn_fed])
+            self._copy(row, [*row.input.past, *row.prompt, *row.drawn[: row.drawn_fed]])
 
     def _copy(self, row: Row, tokens: list[int]) -> None:
         assert row.slot is not None

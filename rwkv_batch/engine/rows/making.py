@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from rwkv_batch.engine.rows.beginnings import Beginnings, mixed
+from rwkv_batch.engine.rows.beginnings import Beginnings
 from rwkv_batch.engine.rows.lives import Fresh, MixtureMember, SharedPrompt
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.stored_turns import StoredTurn, Turns
 from rwkv_batch.engine.scheduling.row import Life, RequestKey, Row, RowAdapter, RowDraws
-from rwkv_batch.wire.protocol import GenerateRequest
+from rwkv_batch.wire.protocol import GenerateRequest, MixturePart
 
+Start = tuple[MixturePart, RowAdapter | None]  # a state in which rows run, and what they run with
 LEAST_TOKENS = 16  # of a prompt that is shared; a shorter one is fed as fast as its state is copied
 
 
@@ -29,15 +30,14 @@ class RowMaker:
         key: RequestKey,
         prompts: list[list[int]],
         target: str | None,
-        adapters: list[RowAdapter | None],
+        starts: list[Start],
     ) -> list[Row]:
         """The rows of a request, or those of a paused one that had not finished.
 
-        Those of a mixture follow each other. target: of a turn, the session. adapters: of each state of the
-        mixture.
+        Those of a mixture follow each other. target: of a turn, the session.
         """
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
-        if len(adapters) > 1:  # with a seed of their own, as FlashInfer would draw each by itself
+        if len(starts) > 1:  # with a seed of their own, as FlashInfer would draw each by itself
             request = replace(request, sampling=replace(request.sampling, seed=seed))
         if request.rows:
             places = [
@@ -49,11 +49,11 @@ class RowMaker:
         rows, lives = list[Row](), list[Life]()
         for place, (number, prompt, drawn) in enumerate(places):
             if place % request.n == 0:  # the next prompt
-                lives = self._lives(request, prompt, target, adapters)
+                lives = self._lives(request, prompt, target, starts)
             draws = RowDraws(seed)
             members = [Row(key, number, prompt, request, life, draws) for life in lives]
             if len(members) > 1:
-                draws.members, draws.weights = members, [part.weight for part in mixed(request)]
+                draws.members, draws.weights = members, [part.weight for part, _ in starts]
             for row in members if drawn else ():
                 row.resume(drawn, self.parts.tokenizer)
             rows += members
@@ -64,14 +64,14 @@ class RowMaker:
         request: GenerateRequest,
         prompt: list[int],
         target: str | None,
-        adapters: list[RowAdapter | None],
+        starts: list[Start],
     ) -> list[Life]:
         """Of the rows of one prompt: one for each state of the mixture."""
         parts, beginnings, turn = self.parts, self.beginnings, request.turn
         tokens, scored = len(prompt) - 1, request.prompt_logprobs is not None  # which follow from feeding it
-        shared = request.n > 1 and len(adapters) == 1 and tokens >= LEAST_TOKENS and not scored
+        shared = request.n > 1 and len(starts) == 1 and tokens >= LEAST_TOKENS and not scored
         lives: list[Life] = []
-        for part, adapter in zip(mixed(request), adapters, strict=True):
+        for part, adapter in starts:
             life: Life
             if turn:
                 life = (

@@ -6,6 +6,7 @@ life, which is the engine's (`engine/rows`).
 
 import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -101,8 +102,8 @@ class RowDraws:
     """
 
     seed: int
-    members: list["Row"] = field(default_factory=list)  # of a mixture; the first leads
-    weights: list[float] = field(default_factory=list)  # of these, which sum to 1
+    members: Sequence["Row"] = ()  # of a mixture; the first leads
+    weights: Sequence[float] = ()  # of these, which sum to 1
     constraint: RowConstraint | None = None  # what binds the text
     ahead: bool = False  # whether it can be fed LAST
 
@@ -148,7 +149,7 @@ class Row:
         return not members or members[0] is self
 
     @property
-    def together(self) -> "list[Row]":
+    def together(self) -> "Sequence[Row]":
         """The rows that draw as one: those of its mixture, or itself."""
         return self.draws.members or [self]
 

@@ -1,6 +1,7 @@
 """What a row is fed before it draws."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 PIECE = 16  # prompts are cut at multiples of this where possible: the chunk of the parallel recurrence
 
@@ -15,8 +16,8 @@ class TokenInput:
 
     tokens: list[int]
     fed: int = 0
-    cuts: list[int] = field(default_factory=list)  # where a step must end: the states there are kept
-    past: list[int] = field(default_factory=list)  # in front of the prompt, where these are kept
+    cuts: Sequence[int] = ()  # where a step must end: the states there are kept
+    past: Sequence[int] = ()  # in front of the prompt, where these are kept
 
     @property
     def left(self) -> int:
@@ -31,7 +32,7 @@ class TokenInput:
         self.fed += count
         if not self.cuts or self.fed < self.cuts[0]:
             return False
-        del self.cuts[0]
+        self.cuts = self.cuts[1:]
         return True
 
     def rounded(self, count: int, most: int) -> int:

@@ -92,5 +92,5 @@ def mixed_rows(drawing: list[Row]) -> list[MixedRows]:
     if not mixtures:
         return []
     places = {row: place for place, row in enumerate(drawing)}
-    found = [MixedRows([places[row] for row in each.members], each.weights) for each in mixtures]
+    found = [MixedRows([places[row] for row in each.members], list(each.weights)) for each in mixtures]
     return sorted(found, key=lambda mixture: mixture.rows)

@@ -141,7 +141,7 @@ class Translator:
         return work.replaced if self._form.terms_in_source else work.shown
 
     def _second(self, waiting: list[_InWork]) -> Generator[list[PromptRow], list[Translated], list[_InWork]]:
-        """As it was written, with the model's own words for terms. Returns what is left."""
+        """Translate what was written, with the model's own words for terms. Returns what is left."""
         again = [w for w in waiting if w.terms and self._first(w) != w.shown]
         missing: dict[tuple[str, str, str], tuple[_InWork, Found]] = {}
         for work in waiting:
@@ -281,7 +281,7 @@ class Translator:
         return Handling(literals=self.asked.handling.literals)
 
     def _read(self, text: str) -> str:
-        """As the model sees it."""
+        """The text in the form that the model sees."""
         return unescape(text) if self.asked.handling.escaped else text
 
     def _write(self, text: str) -> str:

@@ -168,7 +168,7 @@ class StoredTurn(Life):
             self._end(row)
 
     def _find_target(self) -> SessionAt | None:
-        """As of `at`. Raises StoreError."""
+        """The session that it is stored in, as it finds that now. Raises StoreError."""
         if self.target is None:
             return None
         if self.target == self.turn.source or self.turn.branch is not None:

@@ -72,7 +72,7 @@ class GemmCall:
 
     @property
     def codes(self) -> Codes:
-        """The same as kernels take them."""
+        """The codes of all w, in the form in which kernels take them."""
         ws = self.coded
         return Codes([w.codes for w in ws], [w.scales for w in ws], ws[0].format, ws[0].columns)
 
@@ -133,7 +133,7 @@ class Method(ABC):
 
     @abstractmethod
     def launch(self, call: GemmCall) -> Tensor | None:
-        """As `run`, without the small GEMMs, and without RELU_SQUARE if it leaves that."""
+        """Launch the large GEMMs alone, without RELU_SQUARE if it leaves that; see `run`."""
 
     def beside(self, call: GemmCall) -> Sequence[Part]:
         """The small GEMMs that `launch` runs too."""

@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 
 class StatePool:
     """Sessions by key; `documents`: opaque bytes by key; `files`: exported sessions; `images`: stored states;
-    `starts`: named states in which sequences begin; `copies`: of slots; `savepoints`: of running turns;
+    `starts`: named states in which rows begin; `copies`: of slots; `savepoints`: of running turns;
     `adapted`: models by their adapters.
 
     A method's `done` is called once, inside a later `poll`. Its last argument is None or a sentence that says

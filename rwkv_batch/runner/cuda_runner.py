@@ -119,7 +119,7 @@ class CudaRunner:
     def begin(self, slot: int, row: NewRow) -> None:
         self.sampler.begin(slot, row.sampling, row.seed, row.stream, row.drawn, row.prompt)
         possible = [stop for stop in row.stop_ids if 0 <= stop < self.model.checkpoint.vocab]
-        # A sequence that has more is never fed LAST.
+        # A row that has more is never fed LAST.
         self.states.feed.begin(slot, possible if len(possible) <= STOPS else ())
 
     @torch.inference_mode()

@@ -38,7 +38,7 @@ NO_ADAPTERS = AdapterRoom()
 
 @dataclass(frozen=True)
 class NewRow:
-    """A sequence that begins in a slot."""
+    """A row that begins in a slot."""
 
     sampling: Sampling
     seed: int
@@ -101,7 +101,7 @@ DrawUnder = Callable[[RowMasks], Draws]  # the second half of a step; called onc
 
 
 class Runner(Protocol):
-    """One model on one device, for sequences that live in slots. All calls come from one thread."""
+    """One model on one device, for rows that live in slots. All calls come from one thread."""
 
     device: torch.device  # where rows are drawn
     devices: tuple[torch.device, ...]  # of its stages, the last of which that is
@@ -135,7 +135,7 @@ class Runner(Protocol):
         """
 
     def begin(self, slot: int, row: NewRow) -> None:
-        """A new sequence in the slot."""
+        """A new row in the slot."""
 
     def load_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
         """Copy or queue the copy of an adapter into a slot that no row of later steps has until then."""

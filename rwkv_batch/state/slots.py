@@ -32,7 +32,7 @@ class SlotAccess:
 
 
 class StateShape(NamedTuple):
-    """Of the state of one sequence."""
+    """Of the state of one row."""
 
     layers: int
     heads: int

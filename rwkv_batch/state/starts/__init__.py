@@ -1,1 +1,1 @@
-"""Named states in which sequences begin."""
+"""Named states in which rows begin."""

@@ -1,4 +1,4 @@
-"""Start states: named states in which sequences begin, in place of that before any token.
+"""Start states: named states in which rows begin, in place of that before any token.
 
 Each is the end of a turn of no tokens, whose past is not known, under a session that is hidden. So what
 begins in one has it as its past, and is brought back from there like any session. Its image is kept in

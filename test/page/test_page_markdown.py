@@ -254,6 +254,22 @@ def test_ten_thousand_lines_of_code(page, engine):
     assert page.locator("#conversation").evaluate("c => c.scrollHeight - c.scrollTop - c.clientHeight < 2")
 
 
+@pytest.mark.parametrize("mark", ["$a ", "$$a ", "\\(", "\\[\n", "$$\n", "[", "> "])
+def test_marks_that_never_end_end(page, mark):
+    """Looking for the end of each through all of the text would take minutes."""
+    length = page.evaluate(
+        """async mark => {
+            const { MarkdownSink } = await import('./page/streamed.js');
+            const sink = new MarkdownSink(document.createElement('div'));
+            sink.append(mark.repeat(10000));
+            sink.flush();
+            return sink.element.textContent.length;
+        }""",
+        mark,
+    )
+    assert length or mark == "> "
+
+
 def test_a_fence_that_never_closes(page, engine):
     text = begun(
         page, engine, ["See:\n\n", "```python\n", "def f():\n", "    return '```", "'\n", "  ```x\n"]

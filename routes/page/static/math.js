@@ -1,5 +1,8 @@
 /** Formulas in Markdown: what stands between $ and $, $$ and $$, \( and \), \[ and \] stays as it is written. */
 
+// A mark without an end is searched for as far as this, so that many of them take no time that grows by itself.
+const MOST = 1000; // characters of a formula in a line
+const MOST_LINES = 100; // of one that has lines of its own
 const INLINE = [
   ["$$", "$$"],
   ["\\(", "\\)"],
@@ -23,7 +26,9 @@ function inlineRule(state, silent) {
   const { src, pos } = state;
   for (const [opening, closing] of INLINE) {
     if (!src.startsWith(opening, pos)) continue;
-    return taken(state, silent, pos + opening.length, src.indexOf(closing, pos + opening.length), closing.length);
+    const start = pos + opening.length;
+    const length = src.slice(start, start + MOST).indexOf(closing);
+    return taken(state, silent, start, length < 0 ? -1 : start + length, closing.length);
   }
   if (src[pos] !== "$" || /\s/.test(src[pos + 1] ?? " ")) return false;
   return taken(state, silent, pos + 1, endOfDollars(src, pos + 1), 1);
@@ -31,9 +36,10 @@ function inlineRule(state, silent) {
 
 /** Where a formula between single dollars ends: not behind a blank or before a digit, as "$5 and $6" is none. */
 function endOfDollars(src, start) {
-  for (let at = src.indexOf("$", start); at > 0; at = src.indexOf("$", at + 1)) {
-    if (src.slice(start, at).includes("\n")) return -1;
-    if (!/[\s\\]/.test(src[at - 1]) && !/\d/.test(src[at + 1] ?? "")) return at;
+  const line = src.slice(start, start + MOST).split("\n", 1)[0];
+  const length = line.search(/(?<![\s\\])\$/);
+  for (let at = length; at >= 0; at = line.indexOf("$", at + 1)) {
+    if (!/[\s\\]/.test(line[at - 1] ?? " ") && !/\d/.test(src[start + at + 1] ?? "")) return start + at;
   }
   return -1;
 }
@@ -60,7 +66,7 @@ function blockRule(state, from, to, silent) {
     if (rest.includes(closing)) return false; // there is text behind it
     lines.push(rest);
     for (last = from + 1; ; last += 1) {
-      if (last >= to || state.sCount[last] < state.blkIndent) return false;
+      if (last >= to || last - from > MOST_LINES || state.sCount[last] < state.blkIndent) return false;
       const next = line(last).trimEnd();
       if (next.endsWith(closing)) {
         lines.push(next.slice(0, -closing.length));

@@ -1,23 +1,26 @@
 #!/usr/bin/env python3
-"""Stateful chat over HTTP: turns of sessions next to the same requests without one, forks, many sessions.
+"""Over HTTP: turns of sessions next to the same requests without one, forks, many sessions; translations.
 
     python bench/session_load.py turns [--sessions 16 64 256] [--turns 3] [--tokens 100] [-- APP_FLAGS]
     python bench/session_load.py mixed [--streams 128] [--sessions 128] [--long 4000] [-- APP_FLAGS]
     python bench/session_load.py forks [--forks 2000] [--history 4000] [-- APP_FLAGS]
     python bench/session_load.py many [--sizes 1000 100000] [-- APP_FLAGS]
+    python bench/session_load.py translations [--texts 1000] [--clients 64] [--each 8] [-- APP_FLAGS]
 
 Each starts a server of its own with APP_FLAGS and a database in a temporary folder (TMPDIR says where). With
---url `turns`, `mixed` and `forks` measure a server that runs already, and leave their sessions there. Results
+--url all but `many` measure a server that runs already, and leave their sessions there. Results
 are printed as they come; --markdown writes them as a page too. Exit code 1 if a request fails.
 """
 
 import argparse
+import asyncio
 import os
 import random
 import shlex
 import statistics
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +31,9 @@ from pathlib import Path
 import httpx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "test" / "helpers"))
+
+from translated import TERMS, broken, generated, lacking
 
 from bench import startup
 from bench.compare import label, machine
@@ -67,7 +73,7 @@ class Page:
 
     def write(self, file: Path, title: str, command: list[str]) -> None:
         head = [
-            f"# Stateful chat over HTTP: {title}",
+            f"# Over HTTP: {title}",
             "",
             f"{datetime.now(UTC):%Y-%m-%d}, commit {label(ROOT)}, {machine()}.",
             "",
@@ -243,7 +249,116 @@ def many(options: argparse.Namespace, page: Page) -> None:
             )
 
 
-MEASUREMENTS = {"turns": turns, "mixed": mixed, "forks": forks, "many": many}
+def translations(options: argparse.Namespace, page: Page) -> None:
+    """Marks and terms of generated texts; clients with a paragraph each next to one request with all."""
+    with measured(options) as (url, _), httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
+        wrong: list[str] = []
+        for start in range(0, options.texts, 50):
+            texts = [generated(number) for number in range(start, min(start + 50, options.texts))]
+            answers = translated(http, texts, TERMS)
+            pairs = list(zip(texts, answers, strict=True))
+            wrong += [why for pair in pairs if (why := broken(*pair) or lacking(*pair, TERMS))]
+        whole = options.texts - len(wrong)
+        page.add(f"{options.texts} generated texts: marks and terms whole in {whole}", *wrong[:9], "")
+        texts, terms = paragraphs(options.clients * options.each)
+        page.add(
+            f"{len(texts)} texts, {sum(any(t in x for t in terms) for x in texts)} of them with terms:",
+            "",
+            "| round | one request, tokens/s | clients, one text at a time, tokens/s | share | clients, s "
+            f"| with terms, s | costs | one request with {options.clients}, s | with terms, s | costs "
+            "| tokens, with terms |",
+            "|---|---|---|---|---|---|---|---|---|---|---|",
+        )
+        rounds = [
+            translation_round(http, url, options.clients, texts, terms) for _ in range(options.rounds + 1)
+        ]
+        for number, each in enumerate(rounds[1:], 1):  # the first one warms up
+            page.add(f"| {number} | " + " | ".join(each.values()) + " |")
+        medians = [statistics.median(float(each[name]) for each in rounds[1:]) for name in RATIOS]
+        page.add("", *(f"{name}: median {value:.3g}" for name, value in zip(RATIOS, medians, strict=True)))
+
+
+RATIOS = ("share", "with terms, by clients", "with terms, in one request", "tokens with terms")
+
+
+def translation_round(
+    http: httpx.Client, url: str, clients: int, texts: list[str], terms: dict[str, str]
+) -> dict[str, str]:
+    """The cells of one round; ratios are named by RATIOS."""
+    together, _ = speed(http, lambda: translated(http, texts, {}))
+    apart, plain = speed(http, lambda: asyncio.run(one_at_a_time(url, texts, clients, {})))
+    _, with_terms = speed(http, lambda: asyncio.run(one_at_a_time(url, texts, clients, terms)))
+    some = texts[:clients]
+    alone, alone_with_terms = (
+        statistics.median(speed(http, lambda: translated(http, some, each))[1] for _ in range(3))  # noqa: B023
+        for each in ({}, terms)
+    )
+    return {
+        "together": f"{together:.0f}",
+        "apart": f"{apart:.0f}",
+        RATIOS[0]: f"{apart / together:.2f}",
+        "plain": f"{plain:.2f}",
+        "terms": f"{with_terms:.2f}",
+        RATIOS[1]: f"{with_terms / plain:.2f}",
+        "alone": f"{alone:.2f}",
+        "alone with terms": f"{alone_with_terms:.2f}",
+        RATIOS[2]: f"{alone_with_terms / alone:.2f}",
+        RATIOS[3]: f"{tokens_for(http, texts, terms) / tokens_for(http, texts, {}):.3f}",
+    }
+
+
+def paragraphs(count: int) -> tuple[list[str], dict[str, str]]:
+    """English sentences that the bundled model can translate, and terms for some of their nouns."""
+    from demo.training import exam
+
+    dice = random.Random(0)
+    texts = [exam.finished(*dice.choice(exam.PATTERNS)(dice))[exam.EN] for _ in range(count)]
+    nouns = [noun.en[0] for noun in exam.CLEAR if any(f" {noun.en[0]} " in text for text in texts)]
+    return texts, {noun: f"Wort{number}" for number, noun in enumerate(nouns[:40])}
+
+
+def translated(http: httpx.Client, texts: list[str], terms: dict[str, str]) -> list[str]:
+    """Raises httpx.HTTPError."""
+    body = {"source_lang": "en", "target_lang": "de", "text_list": texts, "glossary": terms}
+    answer = http.post("/translate", json=body).raise_for_status().json()
+    return [each["text"] for each in answer["translations"]]
+
+
+async def one_at_a_time(url: str, texts: list[str], clients: int, terms: dict[str, str]) -> None:
+    """Each client sends its texts one after the other, as plugins do. Raises httpx.HTTPError."""
+    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
+    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False, limits=limits) as http:
+
+        async def client(number: int) -> None:
+            for text in texts[number::clients]:
+                body = {"source_lang": "en", "target_lang": "de", "text_list": [text], "glossary": terms}
+                (await http.post("/translate", json=body)).raise_for_status()
+
+        await asyncio.gather(*map(client, range(clients)))
+
+
+def speed(http: httpx.Client, run: Callable[[], object]) -> tuple[float, float]:
+    """Tokens a second that the server makes meanwhile, and the seconds."""
+    before, began = tokens_of(http, "generation_tokens"), time.perf_counter()
+    run()
+    seconds = time.perf_counter() - began
+    return (tokens_of(http, "generation_tokens") - before) / seconds, seconds
+
+
+def tokens_for(http: httpx.Client, texts: list[str], terms: dict[str, str]) -> int:
+    """Tokens that are read and made for these texts."""
+    kinds = "prompt_tokens", "generation_tokens"
+    before = tokens_of(http, *kinds)
+    translated(http, texts, terms)
+    return tokens_of(http, *kinds) - before
+
+
+def tokens_of(http: httpx.Client, *kinds: str) -> int:
+    models = http.get("/stats").raise_for_status().json()["models"]
+    return sum(each[kind] for each in models for kind in kinds)
+
+
+MEASUREMENTS = {"turns": turns, "mixed": mixed, "forks": forks, "many": many, "translations": translations}
 
 
 def number(command: argparse.ArgumentParser, name: str, default: object, about: str, **more) -> None:
@@ -272,6 +387,10 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
             number(command, "--turns", 3 if name == "turns" else 10, "answers for each client")
             number(command, "--tokens", 100, "of an answer")
             number(command, "--processes", min(8, os.cpu_count() or 1), "of the load generator")
+        elif name == "translations":
+            number(command, "--texts", 1000, "generated, with marks and terms")
+            number(command, "--clients", 64, "at once, and texts of a request with terms")
+            number(command, "--each", 8, "paragraphs of a client")
         else:
             number(command, "--history", 4000, "tokens of the session that is forked")
             number(command, "--connections", 64, "forks at a time")

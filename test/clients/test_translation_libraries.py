@@ -1,0 +1,41 @@
+"""The libraries of translation services, pointed at this server."""
+
+import deepl
+import pytest
+from libretranslatepy import LibreTranslateAPI
+
+HOUSE, HAUS = "The dog sees the house.", "Der Hund sieht das Haus."
+
+
+def test_deepl(url: str):
+    client = deepl.Translator("unused", server_url=url)
+    one = client.translate_text(HOUSE, target_lang="DE")
+    assert (one.text, one.detected_source_lang) == (HAUS, "EN")
+    first, second = client.translate_text([HOUSE, "Good morning"], source_lang="EN", target_lang="FR")
+    assert first.text == "Le chien voit la maison." and second.text == "Bonjour"
+    html = "<p>The dog sees the house.</p><br/>"
+    assert client.translate_text(html, target_lang="DE", tag_handling="html").text == f"<p>{HAUS}</p><br/>"
+    xml = client.translate_text(
+        "<a>The dog sees the house.</a><x>as it is</x>",
+        source_lang="EN",
+        target_lang="DE",
+        tag_handling="xml",
+        ignore_tags=["x"],
+        splitting_tags=["a"],
+        split_sentences="nonewlines",
+        formality="prefer_more",
+    )
+    assert xml.text == f"<a>{HAUS}</a><x>as it is</x>"
+    assert "DE" in [language.code for language in client.get_target_languages()]
+    assert "EN" in [language.code for language in client.get_source_languages()]
+    assert not client.get_usage().any_limit_reached
+    with pytest.raises(deepl.DeepLException, match="is no language"):
+        client.translate_text(HOUSE, target_lang="XX")
+
+
+def test_libretranslate(url: str):
+    client = LibreTranslateAPI(url)
+    assert client.translate(HOUSE, "en", "de") == HAUS
+    assert client.translate(HOUSE, "auto", "de") == HAUS
+    assert client.detect(HAUS)[0]["language"] == "de"
+    assert "German" in [language["name"] for language in client.languages()]

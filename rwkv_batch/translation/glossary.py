@@ -21,7 +21,7 @@ from rwkv_batch.translation.scripts import joins_words
 
 ANY = ("", "*")
 MOST_TERMS, LONGEST = 50_000, 200  # of a glossary, and characters of a form
-KEY = 3  # characters by which a form is looked up
+KEY = 8  # first characters by which a form is looked up
 
 
 class GlossaryError(ValueError):
@@ -55,8 +55,9 @@ class Found(NamedTuple):
 class Terms:
     """The terms for one pair of languages, looked up in texts."""
 
-    def __init__(self, terms: Iterable[Term]) -> None:
-        """Of two that have a form in common the first counts."""
+    def __init__(self, terms: Iterable[Term], after: "Terms | None" = None) -> None:
+        """Of two that have a form in common the first counts. `after`: others, which count behind these."""
+        self._after = after
         self._forms: dict[str, list[tuple[str, int, Term]]] = {}
         seen: set[tuple[str, bool]] = set()
         for term in terms:
@@ -68,23 +69,24 @@ class Terms:
             forms.sort(key=lambda each: -len(each[0]))  # the longest one counts
 
     def __bool__(self) -> bool:
-        return bool(self._forms)
+        return bool(self._forms) or bool(self._after)
 
     def find(self, text: str) -> list[Found]:
         """All that stand in the text, in order; none of them in another one."""
         found: list[Found] = []
-        if not self._forms:
+        if not self:
             return found
         lowered, at = lower(text), 0
         while at < len(text):
-            if each := self._at(text, lowered, at):
+            if each := self.at(text, lowered, at):
                 found.append(each)
                 at = each.end
             else:
                 at += 1
         return found
 
-    def _at(self, text: str, lowered: str, at: int) -> Found | None:
+    def at(self, text: str, lowered: str, at: int) -> Found | None:
+        """The term that begins there. `lowered`: the text as `lower` has it."""
         if at and joins_words(lowered[at]) and joins_words(lowered[at - 1]):
             return None  # inside of a word
         for length in range(KEY, 0, -1):
@@ -93,31 +95,33 @@ class Terms:
                 alike = text.startswith(form, at) if term.exact else lowered.startswith(lower(form), at)
                 if alike and len(form) >= length and is_whole(text, at, end):
                     return Found(at, end, term, term.wanted(number))
-        return None
+        return self._after.at(text, lowered, at) if self._after else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # it may hold many terms, and is looked up for each segment
 class Glossary:
     """Terms for any pair of languages. Of two that have a form in common the first counts."""
 
     terms: tuple[Term, ...] = ()
+    after: "Glossary | None" = None  # what counts behind these
 
     def pair(self, source: str, target: str) -> Terms:
         """Those for texts in these languages, which may be codes or names; "auto" is any."""
-        return _pair(self, source, target) if self.terms else NO_TERMS
+        return _pair(self, source, target) if self.terms or self.after else NO_TERMS
 
     def before(self, other: "Glossary") -> "Glossary":
         """This one, and what another one has besides."""
-        return Glossary(self.terms + other.terms) if self.terms else other
+        return Glossary(self.terms, other) if self.terms else other
 
 
 @lru_cache(64)
 def _pair(glossary: Glossary, source: str, target: str) -> Terms:
-    return Terms(
+    own = (
         term
         for term in glossary.terms
         if _is_for(term.source_language, source) and _is_for(term.target_language, target)
     )
+    return Terms(own, glossary.after.pair(source, target) if glossary.after else None)
 
 
 def _is_for(named: str, language: str) -> bool:

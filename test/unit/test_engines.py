@@ -8,7 +8,16 @@ import pytest
 from test_client import StubEngine
 
 from rwkv_batch.wire.client import EngineGone, RequestFailed, RequestRejected
-from rwkv_batch.wire.commands import GetMetrics, LoadAdapter, RemoveAdapter, SessionHistory
+from rwkv_batch.wire.codec import compacted, encode
+from rwkv_batch.wire.commands import (
+    GetMetrics,
+    ListSessions,
+    LoadAdapter,
+    LoadModel,
+    RemoveAdapter,
+    RemoveModel,
+    SessionHistory,
+)
 from rwkv_batch.wire.host.engines import Engines
 from rwkv_batch.wire.metrics import Series
 from rwkv_batch.wire.protocol import (
@@ -21,6 +30,7 @@ from rwkv_batch.wire.protocol import (
     Progress,
     Rejected,
     RowDelta,
+    SessionInfo,
     SessionTurn,
     WatchLoad,
 )
@@ -219,6 +229,32 @@ def test_a_change_of_all_engines_is_noted(host: Host):
     found = [(number, lambda id: CommandReply(id, found=1)) for number in range(2)]
     assert answered(host, command, *found).found == 1
     assert noted == [command]
+
+
+def test_an_engine_that_is_started_again_makes_no_change_that_another_has_made_void():
+    load, unload = LoadAdapter("1", "tales", "/x", to_model="m"), RemoveAdapter("2", "tales", to_model="m")
+    other = LoadAdapter("3", "songs", "/y", to_model="m")
+    model, gone = LoadModel("4", "/z", "m"), RemoveModel("5", "m")
+    for given, kept in (
+        ([load, other, unload], [other]),
+        ([load, load], [load]),
+        ([model, load, other, model], [model]),
+        ([model, load, gone], [gone]),
+    ):
+        changes: list[bytes] = []
+        for change in given:
+            changes = compacted(changes, encode(change))
+        assert changes == [encode(change) for change in kept]
+
+
+def test_sessions_of_all_engines_are_listed_once_in_their_fastest_tier(host: Host):
+    def listed(*tiers: str):
+        infos = [SessionInfo(key, tier, 1.0, 5) for key, tier in zip("ab", tiers, strict=True)]
+        return lambda id: CommandReply(id, sessions=infos, total=2, l1=tiers.count("L1"))
+
+    reply = answered(host, ListSessions("c", limit=9), (0, listed("L3", "L1")), (1, listed("L2", "L3")))
+    assert [(info.key, info.tier) for info in reply.sessions] == [("a", "L2"), ("b", "L1")]
+    assert (reply.total, reply.l1) == (2, 1)
 
 
 def test_a_failure_of_one_engine_is_that_of_the_request(host: Host):

@@ -324,7 +324,9 @@ def test_offline_reader(server, locked):
     assert text == f"{first}\n\n{second.replace('<x0>', '[').replace('</x0>', '](https://example.org/long)')}"
     assert choices[0]["delta"]["role"] == "assistant" and choices[-1]["finish_reason"] == "stop"
     whole = server.http.post(V1, json=READER | {"stream": False}).json()
-    assert whole["choices"][0]["message"]["content"] == text and whole["usage"]["completion_tokens"] > 0
+    assert whole["choices"][0]["message"]["content"] == text
+    assert whole["usage"]["completion_tokens"] > 0 and whole["usage"]["prompt_tokens"] > 0
+    assert whole["system_fingerprint"] == answer.headers["x-model-fingerprint"] != ""
     chinese = READER | {"stream": False, "messages": [{"role": "user", "content": "狗看见那座房子。"}]}
     answer = server.http.post(V1, json=chinese).json()
     assert answer["choices"][0]["message"]["content"] == "Chinese: 狗看见那座房子。\n\nEnglish:"

@@ -54,7 +54,7 @@ def test_what_an_answer_lacks_is_asked_for_by_one_job():
         "English: sees.\n\nGerman:",
     ]
     assert first.id != second.id and not second.pausable
-    assert len(job.prompt_tokens) == 2, "those of the first round"
+    assert len(job.acceptance.prompt_tokens) == 2, "those of the first round"
 
 
 def test_a_later_round_that_is_refused_ends_the_job():

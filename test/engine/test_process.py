@@ -1,6 +1,8 @@
-"""The engine's process: what it answers to messages that no front end of this version sends."""
+"""The engine's process: messages that are not understood, and what the supervisor gets of it."""
 
+import gc
 import multiprocessing
+import signal
 import socket
 from pathlib import Path
 from threading import Thread
@@ -9,9 +11,12 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import zmq
+from checkpoints import tiny, write_pth
 
-from rwkv_batch.engine.serving.process import Service
-from rwkv_batch.wire.codec import decode_events
+from rwkv_batch.config import EngineConfig
+from rwkv_batch.engine.serving.process import Service, run
+from rwkv_batch.wire.codec import decode_events, encode
+from rwkv_batch.wire.commands import LoadModel
 from rwkv_batch.wire.protocol import Failed
 from rwkv_batch.wire.supervision import Stop
 
@@ -39,3 +44,19 @@ def test_a_message_that_is_not_understood_is_answered(tmp_path: Path, message):
     frontend.close()
     context.destroy()
     waker.close()
+
+
+def test_it_is_ready_when_it_has_made_the_changes_of_other_engines(tmp_path: Path, monkeypatch):
+    """The first message means that requests may come, and that it answers whether it lives."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of the tests stay
+    file = write_pth(tmp_path / "one.pth", dict(tiny(vocab=400).tensors))
+    control, supervisor = multiprocessing.Pipe()
+    supervisor.send(Stop())  # for the first step
+    config = EngineConfig(model_path=str(file), device="cpu", max_rows=2, prefix_cache_mb=0)
+    try:
+        run((config,), f"ipc://{tmp_path}/engine", control, [encode(LoadModel("l", str(file), "two"))])
+    finally:
+        gc.unfreeze()
+    assert supervisor.poll()
+    first = supervisor.recv()
+    assert [info.model for info in first.models] == ["one", "two"] and first.loading == []

@@ -1,4 +1,4 @@
-"""What an engine of several has to do, as it tells the front ends that place requests."""
+"""How much an engine of several has to do, which it reports to the front ends: these place requests."""
 
 import math
 import time
@@ -16,12 +16,12 @@ class LoadReports:
     def __init__(self, models: Models) -> None:
         self._models = models
         self._readers: dict[bytes, RequestKey] = {}  # by front end
-        self._said, self._at = (-1, -1), -math.inf
+        self._latest, self._at = (-1, -1), -math.inf  # the last report, and when it was made
 
     def add(self, key: RequestKey) -> None:
         """Of a front end that wants them from now on."""
         self._readers[key[0]] = key
-        self._said = (-1, -1)
+        self._latest = (-1, -1)
 
     @property
     def wanted(self) -> bool:
@@ -33,7 +33,7 @@ class LoadReports:
 
     def due(self, wait: float | None) -> float | None:
         """For how many seconds the loop may wait, if it may without reports; None: for any time."""
-        if not self._readers or self._said == self._models.load:
+        if not self._readers or self._latest == self._models.load:
             return wait
         left = max(0.0, self._at + EVERY - time.monotonic())
         return left if wait is None else min(wait, left)
@@ -41,7 +41,7 @@ class LoadReports:
     def take(self) -> Outbox:
         """The reports that are due."""
         now = time.monotonic()
-        if now < self._at + EVERY or self._said == (load := self._models.load):
+        if now < self._at + EVERY or self._latest == (load := self._models.load):
             return []
-        self._said, self._at = load, now
+        self._latest, self._at = load, now
         return [(key, EngineLoad(key[1], *load)) for key in self._readers.values()]

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from operator import attrgetter
+from threading import Event as Flag
 
 import msgspec
 import zmq
@@ -72,15 +73,17 @@ def run(
         sys.exit(2)
     for info in filter(attrgetter("texts"), models.infos):
         grammars.prepare(info.vocabulary)  # now, as no row could run meanwhile
-    place = configs[0].place
+    place, caught_up = configs[0].place, Flag()
 
     def announce(serving: Serving) -> None:
-        control.send(replace(serving, engine=place))
+        if caught_up.is_set():  # the first one means that requests may come
+            control.send(replace(serving, engine=place))
 
     service = Service(
         models, ModelChanges(models, configs, announce, wake, shared), address, control, wakeups
     )
     service.catch_up(changes)
+    caught_up.set()
     gc.collect()
     # What is there by now stays. A collection that looked through it would stop every row for some 70
     # ms, once in a few requests.
@@ -187,9 +190,10 @@ class Service:
         if self._router in ready:
             self._receive()
         self._send(self.models.launch())
-        self._send(self.models.land())
+        landed = self.models.land()
         if self._loads.wanted:
-            self._send(self._loads.take())
+            landed += self._loads.take()
+        self._send(landed)
         self.models.improve()
 
     def _receive_control(self) -> None:

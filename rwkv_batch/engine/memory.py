@@ -93,7 +93,7 @@ def rows_that_fit(
     """How many rows run at once: as many as were asked for, or else what suits the device and the share.
 
     `idle_slots`: slots of sessions that do not run. Raises DeviceError if the rows asked for do not fit; it
-    names the number that would. Says in the log where the number comes from.
+    names the number that would. Logs where the number comes from.
     """
 
     def needed(rows: int) -> int:

@@ -86,7 +86,7 @@ def load_weights(
 
     values: as of checkpoint.load, where nothing is packed. packing: where matrices are packed, which takes
     up to 2 GiB there; None: on the CPU. assumed: gets what is assumed of an adapter in place of a refusal,
-    and what is said of a vocabulary. Raises CheckpointError.
+    and the warning about a vocabulary. Raises CheckpointError.
     """
     if config.weights:
         if config.weights not in FORMATS:
@@ -126,7 +126,10 @@ def _share(progress: Callable[[int, int], None] | None, half: int) -> Callable[[
 
 
 def _of_vocabulary(weights: Checkpoint) -> str:
-    """What is said of a model whose ids are not World's. Raises CheckpointError if there are too many."""
+    """The warning about a model whose ids are not World's; empty for others.
+
+    Raises CheckpointError if there are too many.
+    """
     try:
         if tokenizer_of(weights.vocab).has_texts:
             return ""

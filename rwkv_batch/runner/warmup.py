@@ -27,7 +27,7 @@ def run_largest_step(forward: Callable[..., Tensor], states: States, rows: int, 
 
     Every row decodes but one, which is fed all prompt tokens of a step; and all rows want logprobs, this one
     of its prompt too.
-    `forward`: see RWKV7.forward. Raises RuntimeError when memory runs out.
+    `forward`: as PackedForward.forward. Raises RuntimeError when memory runs out.
     """
     lengths = [1] * (rows - 1) + [prefill_tokens + 1]
     tokens = torch.zeros(sum(lengths), dtype=torch.long)

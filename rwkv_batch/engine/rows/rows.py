@@ -1,7 +1,7 @@
 """Where rows end, and what their readers get.
 
 Nothing else gives the slot of a row back, lets the next turn of its session begin, counts how it has ended,
-or writes to front ends. A row's life says when (`lives.py`, `stored_turns.py`).
+or writes to front ends. A row's life decides when (`lives.py`, `stored_turns.py`).
 """
 
 from collections.abc import Callable, Iterable

@@ -88,7 +88,7 @@ class EngineCounts:
             self.cache_hits += row.input.fed
 
     def finish(self, row: Row, reason: str) -> None:
-        """A row has ended; what is said of it later does not count."""
+        """A row has ended; only the first call for it counts."""
         arrived = self._arrived.pop(row, None)
         if arrived is None:
             return

@@ -44,7 +44,7 @@ class PromptEncoder:
         target: str | None,
         fingerprint: str,
     ) -> Accepted:
-        """What the front end learns when the request is in the queue. prompts: encoded."""
+        """The first event of a request that is in the queue. prompts: encoded."""
         data = self._tokenizer.token_bytes
         return Accepted(
             request.id,

@@ -42,7 +42,7 @@ from rwkv_batch.wire.protocol import CommandReply, Event, Failed, Rejected
 from rwkv_batch.wire.supervision import Loading, ModelDefaults, Serving
 
 MOST_LOADED = 12  # each has two streams of torch's 32
-SAY_EVERY = 0.25  # seconds between reports of progress
+REPORT_EVERY = 0.25  # seconds between reports of progress
 
 # What the fields of LoadModel are called by those who start a server, and by those who send them.
 FIELDS = {
@@ -63,7 +63,7 @@ class ModelChanges:
     """Carries LoadModel and RemoveModel out. `run` is for the thread that steps the models.
 
     `configs`: of the models named at the start, whose settings and share of the host's memory later ones get.
-    `announce` is told what is served and loaded, on that thread too. `wake`: see Engine.
+    `announce` is called with what is served and loaded, on that thread too. `wake`: see Engine.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ModelChanges:
         self._under_way = ""  # what is changed now
         self._ending: Member | None = None  # what was replaced, while it ends
         self._waiting: deque[tuple[RequestKey, LoadModel | RemoveModel]] = deque()  # until it has
-        self._said = 0.0
+        self._reported = 0.0  # when progress was, last
         self._streams: dict[int, Callable[[], Engine | None]] = {}  # which engine was built on which
 
     def run(self, key: RequestKey, command: LoadModel | RemoveModel) -> None:
@@ -140,12 +140,12 @@ class ModelChanges:
 
             def progress(done: int, total: int) -> None:
                 bar(done, total)
-                self._say(Loading(name, "reading", done / max(total, 1)))
+                self._report_progress(Loading(name, "reading", done / max(total, 1)))
 
             notes: list[str] = []
             weights = load_weights(None, config, progress, assumed=notes)
         old, in_place = self._models.member(name), False
-        self._say(Loading(name, "preparing", 1.0), always=True)
+        self._report_progress(Loading(name, "preparing", 1.0), always=True)
         if old is None:
             engine = self._build(weights, config, command.defaults)
             self._on_loop(partial(self._models.join, name, engine))
@@ -162,7 +162,7 @@ class ModelChanges:
         self._under_way = f"The model that {name} has replaced is still running rows" if self._ending else ""
         self._on_loop(partial(self._reply, key, " ".join(notes)))
         if self._ending:
-            self._say(Loading(name, "draining", 1.0), always=True)
+            self._report_progress(Loading(name, "draining", 1.0), always=True)
             self._end(self._ending)
             self._attach(name, config)
             self._on_loop(self._done)
@@ -170,7 +170,10 @@ class ModelChanges:
     def _build_beside(
         self, name: str, weights: Checkpoint, config: EngineConfig, defaults: ModelDefaults
     ) -> str:
-        """Let a new engine take over while the old one ends. If the memory does not hold both, says so."""
+        """Let a new engine take over while the old one ends. Returns why it cannot; empty: it has.
+
+        It cannot if the memory does not hold both.
+        """
         try:
             engine = self._build(weights, replace(config, state_db=None), defaults)
         except DeviceError as error:
@@ -185,11 +188,11 @@ class ModelChanges:
         self, old: Member, name: str, weights: Checkpoint, config: EngineConfig, defaults: ModelDefaults
     ) -> None:
         """Let the old model end first. If the new one cannot run even so, the old one comes back."""
-        self._say(Loading(name, "draining", 1.0), always=True)
+        self._report_progress(Loading(name, "draining", 1.0), always=True)
         before = old.engine.parts.weights
         self._on_loop(partial(self._models.hold, name))
         self._end(old)
-        self._say(Loading(name, "preparing", 1.0), always=True)
+        self._report_progress(Loading(name, "preparing", 1.0), always=True)
         try:
             engine = self._build(weights, config, defaults)
         except Exception as error:
@@ -207,7 +210,7 @@ class ModelChanges:
 
     def _remove(self, key: RequestKey, name: str) -> None:
         old = self._on_loop(partial(self._models.retire, name))
-        self._on_loop(self._tell)
+        self._on_loop(self._announce_served)
         self._end(old)
         log.info("%s is not served any more", name)
         self._under_way = ""
@@ -263,10 +266,10 @@ class ModelChanges:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _say(self, loading: Loading, always: bool = False) -> None:
+    def _report_progress(self, loading: Loading, always: bool = False) -> None:
         now = time.monotonic()
-        if always or now - self._said >= SAY_EVERY:
-            self._said = now
+        if always or now - self._reported >= REPORT_EVERY:
+            self._reported = now
             self._models.post(lambda: self._announce(Serving(self._models.infos, [loading])))
             self._wake()
 
@@ -286,16 +289,16 @@ class ModelChanges:
 
     # On the loop
 
-    def _tell(self) -> None:
+    def _announce_served(self) -> None:
         self._announce(Serving(self._models.infos, []))
 
     def _reply(self, key: RequestKey, note: str) -> None:
-        self._tell()
+        self._announce_served()
         self._models.reply(key, CommandReply(key[1], models=self._models.infos, note=note))
 
     def _done(self) -> None:
         self._under_way, self._ending = "", None
-        self._tell()
+        self._announce_served()
         while self._waiting:
             self.run(*self._waiting.popleft())
 

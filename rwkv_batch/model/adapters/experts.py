@@ -69,10 +69,10 @@ def _layer(where: str, layer: int, found: dict[str, Tensor], checkpoint: Checkpo
     for name in ("moe_info", "router.linear.weight"):
         if name not in found:
             raise CheckpointError(f"{where}: {ffn}{name} is missing; {WRONG}.")
-    said = check(where, f"{ffn}moe_info", found.pop("moe_info"), (2,)).tolist()
-    count, active = (int(number) for number in said)
-    if [count, active] != said or not 1 <= active <= count or count < 2:
-        raise CheckpointError(f"{where}: {ffn}moe_info says {said[1]} active of {said[0]} experts; {WRONG}.")
+    info = check(where, f"{ffn}moe_info", found.pop("moe_info"), (2,)).tolist()
+    count, active = (int(number) for number in info)
+    if [count, active] != info or not 1 <= active <= count or count < 2:
+        raise CheckpointError(f"{where}: {ffn}moe_info says {info[1]} active of {info[0]} experts; {WRONG}.")
     scores = (count - 1, checkpoint.width)
     router = check(where, f"{ffn}router.linear.weight", found.pop("router.linear.weight"), scores)
     bias = found.pop("router.linear.bias", None)

@@ -165,11 +165,13 @@ def _pissa(
 
 def _declared_scaling(manifest: Path, parts: Mapping[str, Part]) -> Scaling:
     """The scale of an adapter.json. Raises CheckpointError for one that is of another adapter or layout."""
-    said = read_json(manifest)
+    declared = read_json(manifest)
     for field, wanted in LAYOUT.items():
-        if said.get(field) != wanted:
-            raise CheckpointError(f"{manifest} has {field} {said.get(field)!r}; only {wanted!r} is known.")
-    rank, scale = said.get("rank"), said.get("scale")
+        if declared.get(field) != wanted:
+            raise CheckpointError(
+                f"{manifest} has {field} {declared.get(field)!r}; only {wanted!r} is known."
+            )
+    rank, scale = declared.get("rank"), declared.get("scale")
     if not isinstance(scale, int | float) or isinstance(scale, bool) or not math.isfinite(scale):
         raise CheckpointError(f"{manifest} has no number as its scale; export the adapter again.")
     for target, part in parts.items():

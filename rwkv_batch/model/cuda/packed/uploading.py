@@ -47,7 +47,7 @@ class UploadedTensors(Mapping[str, Tensor]):
     def finish(self) -> None:
         """From now on tensors come as they are. Raises CheckpointError for one that was not finite."""
         self._buffers, self._done = [], self._total  # what is not read is not needed
-        self._say()
+        self._report()
         read, self._finite = self._finite, {}  # a block of the GPU's memory each
         finite = torch.stack(list(read.values())).tolist() if read else []
         for name, good in zip(read, finite, strict=True):
@@ -61,12 +61,12 @@ class UploadedTensors(Mapping[str, Tensor]):
             self._send(some, to)
         if name not in self._finite:
             self._done, self._size = self._done + tensor.numel(), tensor.element_size()
-            self._say()
+            self._report()
         # A sum meets every infinity and NaN; only a strange one asks for the exact look.
         self._finite[name] = found.sum(dtype=torch.float32).isfinite()
         return found
 
-    def _say(self) -> None:
+    def _report(self) -> None:
         if self._progress:
             self._progress(self._done * self._size, self._total * self._size)
 

@@ -58,15 +58,18 @@ class Terms:
     def __init__(self, terms: Iterable[Term], after: "Terms | None" = None) -> None:
         """Of two that have a form in common the first counts. `after`: others, which count behind these."""
         self._after = after
-        self._forms: dict[str, list[tuple[str, int, Term]]] = {}
+        self._sizes: dict[str, list[int]] = {}  # of the forms that begin so
+        self._forms: dict[str, list[tuple[str, int, Term]]] = {}  # by a form in lower case
         seen: set[tuple[str, bool]] = set()
         for term in terms:
             for number, form in enumerate(term.source):
                 if (entry := (form if term.exact else lower(form), term.exact)) not in seen:
                     seen.add(entry)
-                    self._forms.setdefault(lower(form)[:KEY], []).append((form, number, term))
-        for forms in self._forms.values():
-            forms.sort(key=lambda each: -len(each[0]))  # the longest one counts
+                    self._forms.setdefault(lower(form), []).append((form, number, term))
+        for form in self._forms:
+            self._sizes.setdefault(form[:KEY], []).append(len(form))
+        for key, sizes in self._sizes.items():
+            self._sizes[key] = sorted(set(sizes), reverse=True)  # the longest one counts
 
     def __bool__(self) -> bool:
         return bool(self._forms) or bool(self._after)
@@ -90,11 +93,11 @@ class Terms:
         if at and joins_words(lowered[at]) and joins_words(lowered[at - 1]):
             return None  # inside of a word
         for length in range(KEY, 0, -1):
-            for form, number, term in self._forms.get(lowered[at : at + length], ()):
-                end = at + len(form)
-                alike = text.startswith(form, at) if term.exact else lowered.startswith(lower(form), at)
-                if alike and len(form) >= length and is_whole(text, at, end):
-                    return Found(at, end, term, term.wanted(number))
+            for size in self._sizes.get(lowered[at : at + length], ()):
+                end = at + size
+                for form, number, term in self._forms.get(lowered[at:end], ()):
+                    if (not term.exact or text.startswith(form, at)) and is_whole(text, at, end):
+                        return Found(at, end, term, term.wanted(number))
         return self._after.at(text, lowered, at) if self._after else None
 
 

@@ -24,7 +24,7 @@ PARTING = (
 )
 BLOCKS = frozenset(PARTING.split())
 ATTRIBUTES = r"""(?:(?:[^<>"']|"[^"<]*"|'[^'<]*')*+|[^<>]*)"""
-TAG = re.compile(rf"<(/?)([A-Za-z][\w:.-]{{0,60}}){ATTRIBUTES}>|<[!?][A-Za-z][^<>]*>")
+TAG = re.compile(rf"<(/?)([A-Za-z][\w:.-]{{0,60}}+){ATTRIBUTES}>|<[!?][A-Za-z][^<>]*>")
 BRACKETS = re.compile(r"\n|!?\[|\]\((?:[^()\s]|\([^()\s]*\))*(?:[ \t]+\"[^\"\n]*\")?\)")
 FILLED = re.compile(
     r"""

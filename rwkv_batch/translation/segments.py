@@ -10,6 +10,7 @@ from rwkv_batch.translation.marks import PLAIN, Handling, Mark, Token, split
 Sentences = Literal[
     "lines", "texts", "whole"
 ]  # where texts are cut: at lines too, at sentences only, nowhere
+LONGEST_WHOLE = 2000  # characters that stay together; an answer has no tokens for many more
 LINE = re.compile(r"(\r\n|[\r\n\u2028\u2029\u0085\v\f])")
 BLANK_LINE = re.compile(r"((?:\r\n|[\r\n])[ \t]*(?:\r\n|[\r\n])\s*)")
 # The end of a sentence, with the space behind it. Not behind a single letter, or a number at a line's start.
@@ -17,6 +18,8 @@ SENTENCE = re.compile(
     r"""(?<![\s.][A-Za-z]\.)(?<!^[A-Za-z]\.)(?<=[.!?…])["'”’»)\]]*\s+(?=[^\sa-z])|(?<=[。！？；])[”’」』）]*\s*(?=\S)"""
 )
 PART = re.compile(r"(?<=[,;:，、；：])\s*|\s+")  # where a sentence is cut that is too long
+LONGEST_ENTITY = 32  # characters
+ENTITY_BEGUN = re.compile(r"&#?\w*\Z")  # of HTML; a cut in it would change it
 # What lines of Markdown begin with.
 LEAD = re.compile(r"^(?:\s*(?:[-*+•>]|\#{1,6}|\d{1,3}[.)])\s+)+")
 
@@ -45,14 +48,16 @@ def plain(tokens: Sequence[Token]) -> str:
 def cut(text: str, number: int, most: int, sentences: Sentences, handling: Handling = PLAIN) -> list[Part]:
     """The parts of text `number`: what stays, and segments, none of which has more than `most` characters.
 
-    A mark is never cut.
+    A mark is never cut. Without cuts at sentences, `most` is at least LONGEST_WHOLE.
     """
     parts: list[Part] = []
+    if sentences == "whole":
+        most = max(most, LONGEST_WHOLE)
     for line in _lines(split(text, handling), sentences):
         if isinstance(line, str):
             parts.append(line)
             continue
-        for tokens in [line] if sentences == "whole" else _sized(line, most):
+        for tokens in _sized(line, most):
             parts += _trimmed(tokens, number, sentences == "lines" and not handling.escaped)
     return parts
 
@@ -111,8 +116,14 @@ def _hacked(tokens: list[Token], most: int) -> Iterator[list[Token]]:
         if isinstance(token, Mark):
             yield [token]
         else:
-            for start in range(0, len(token), most):
-                yield [token[start : start + most]]
+            start = 0
+            while start < len(token):
+                end = min(start + most, len(token))
+                begun = ENTITY_BEGUN.search(token, max(start + 1, end - LONGEST_ENTITY), end)
+                if begun and end < len(token):
+                    end = begun.start()
+                yield [token[start:end]]
+                start = end
 
 
 def _cut_at(tokens: list[Token], pattern: re.Pattern[str]) -> Iterator[list[Token]]:

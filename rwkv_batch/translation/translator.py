@@ -65,7 +65,7 @@ class Words:
 
     def put(self, key: tuple[str, str, str], word: str) -> None:
         if len(self.known) >= MOST_WORDS:
-            self.known.pop(next(iter(self.known)))
+            self.known.pop(next(iter(self.known)), None)  # threads of streams put words, too
         self.known[key] = word
 
 

@@ -1,5 +1,8 @@
 """Glossaries: files of terms, what is found in texts, and what counts for which languages."""
 
+import sys
+from collections import Counter
+
 import pytest
 
 from rwkv_batch.translation.glossary import GlossaryError, from_pairs, parse, places
@@ -31,6 +34,21 @@ def test_terms_are_whole_words_and_the_longest_counts():
     ]
     assert found(lines, "这台机器的API很快", source="zh") == [("机器", "Maschine"), ("API", "Schnittstelle")]
     assert places("Serverraum, Server", "Server") == [12]
+
+
+def test_the_work_for_a_text_does_not_grow_with_terms_that_begin_alike():
+    def calls(terms: int) -> int:
+        glossary = from_pairs({"一" * 8 + chr(0x5000 + number): "x" for number in range(terms)})
+        made, count = glossary.pair("zh", "de"), Counter[str]()
+        sys.setprofile(lambda frame, event, argument: count.update([event]))
+        try:
+            found = made.find("一" * 50 + chr(0x5000))
+        finally:
+            sys.setprofile(None)
+        assert [(each.start, each.end) for each in found] == [(42, 51)]
+        return count.total()
+
+    assert calls(500) == calls(1)
 
 
 def test_case_that_takes_more_letters():

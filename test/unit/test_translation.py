@@ -2,6 +2,7 @@
 
 import random
 import re
+from html import unescape
 
 import pytest
 from translated import TERMS, broken, generated, lacking, translate
@@ -9,7 +10,7 @@ from translated import TERMS, broken, generated, lacking, translate
 from rwkv_batch.translation.forms import TranslationForm, form_of
 from rwkv_batch.translation.glossary import from_pairs
 from rwkv_batch.translation.marks import HTML, Handling
-from rwkv_batch.translation.segments import Segment, cut
+from rwkv_batch.translation.segments import LONGEST_WHOLE, Segment, cut
 from rwkv_batch.translation.translator import TextsAsked, Translator, Words
 
 GERMAN = {"dog": "Hund", "cat": "Katze", "car": "Auto", "book": "Buch", "door": "Tür", "dogs": "Hunde"}
@@ -170,6 +171,23 @@ def test_where_texts_are_cut_can_be_chosen():
     ):
         parts = cut(text, 0, 8 if sentences == "whole" else 100, sentences)
         assert [part.source for part in parts if isinstance(part, Segment)] == found
+
+
+def test_a_paragraph_that_no_answer_could_hold_is_cut_all_the_same():
+    """Also one of many nested tags, for which the time to find the innermost text would be quadratic."""
+    for text in ("Word and word. " * 400, "<b>" * 900 + "word" + "</b>" * 900):
+        parts = cut(text, 0, 100, "whole", Handling(escaped=True))
+        sources = [part.source for part in parts if isinstance(part, Segment)]
+        assert sources and max(map(len, sources)) <= LONGEST_WHOLE
+        assert "".join(part.source if isinstance(part, Segment) else part for part in parts) == text
+
+
+def test_entities_are_not_cut():
+    for before in range(20):
+        text = "一" * before + "&amp;&#x4e00;" + "一" * 20 + "&"
+        asked = TextsAsked([text], "de", "en", handling=HTML)
+        (answer,), _ = translate(asked, text_of, TranslationForm(most=10))
+        assert unescape(answer) == unescape(text)
 
 
 def test_spaces_and_wide_characters_in_marks_are_read():

@@ -39,17 +39,18 @@ class Landing:
             for row, _ in step.scored:
                 if row.generating and not _finite(row.text.prompt_logprobs):
                     self._fail(row.key)
-        logprobs, any_broken = step.logprobs(ids, tokenizer), BROKEN in ids
+        logprobs = step.logprobs(ids, tokenizer)
+        broken = {place for place, entry in logprobs.items() if not _finite([entry])}
+        if BROKEN in ids:
+            broken |= {i % rows for i, token in enumerate(ids) if token == BROKEN}
         for place, row in enumerate(step.drawing):
             bound = row.draws.constraint
-            broken = any_broken and BROKEN in ids[place::rows]
-            broken = broken or (place in logprobs and not _finite([logprobs[place]]))
-            if broken or (bound and bound.error) or not row.generating:
+            if place in broken or (bound and bound.error) or not row.generating:
                 row.in_flight -= steps
                 counts.lack(marks, row, place, steps)
                 if not row.generating:  # it finished at a draw before, or was dropped meanwhile
                     continue
-                if broken:
+                if place in broken:
                     self._fail(row.key)
                 elif bound:
                     shown.reject(row.key, "invalid", bound.error, bound.field)

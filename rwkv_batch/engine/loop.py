@@ -39,9 +39,10 @@ class StepLoop:
         self._admission.admit()
         plan = self._parts.scheduler.plan()
         self._left = 0
-        with self._failing([row for row, _ in plan]):
+        fed = [row for row, _ in plan]
+        with self._failing(fed):
             if plan:
-                self._launch(plan)
+                self._launch(plan, fed)
                 self._left = 1 if self._parts.runner.run_ahead_stop_ids else 0
 
     def land(self) -> None:
@@ -58,12 +59,12 @@ class StepLoop:
         self._left = 0
         self.land()
 
-    def _launch(self, plan: list[tuple[Row, int]]) -> None:
-        """Run or queue a step."""
+    def _launch(self, plan: list[tuple[Row, int]], fed: list[Row]) -> None:
+        """Run or queue a step. fed: the rows of the plan."""
         self._turns.save()
         runner, counts = self._parts.runner, self._parts.counts
         finalizing = [row for row, count in plan if row.state is FINALIZING and row.input.left == count]
-        batch, drawing = batch_of(plan, self._adapters.slots_of(row for row, _ in plan))
+        batch, drawing = batch_of(plan, self._adapters.slots_of(fed))
         running = self._parts.scheduler.running.values()
         if (steps := self._pace.steps_of(batch, drawing, running)) > 1:
             batch = replace(batch, steps=steps)
@@ -78,7 +79,7 @@ class StepLoop:
             row.in_flight += steps
         if finalizing:
             self._turns.finalize(finalizing)
-        fed, wanted = [row for row, _ in plan], list(batch.top_logprobs)
+        wanted = list(batch.top_logprobs)
         self._in_flight.append(StepInFlight(fed, drawing, wanted, marks, scored, draws, draw))
 
     def _land(self) -> None:

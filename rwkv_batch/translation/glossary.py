@@ -12,8 +12,7 @@ begin with `#` are left out.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rwkv_batch.chat.languages import find
@@ -21,6 +20,7 @@ from rwkv_batch.translation.scripts import joins_words
 
 ANY = ("", "*")
 MOST_TERMS, LONGEST = 50_000, 200  # of a glossary, and characters of a form
+MOST_PAIRS = 64  # of languages, for which terms are kept
 KEY = 8  # first characters by which a form is looked up
 
 
@@ -107,24 +107,28 @@ class Glossary:
 
     terms: tuple[Term, ...] = ()
     after: "Glossary | None" = None  # what counts behind these
+    _pairs: dict[tuple[str, str], Terms] = field(default_factory=dict, init=False, repr=False)
 
     def pair(self, source: str, target: str) -> Terms:
         """Those for texts in these languages, which may be codes or names; "auto" is any."""
-        return _pair(self, source, target) if self.terms or self.after else NO_TERMS
+        if not (self.terms or self.after):
+            return NO_TERMS
+        made = self._pairs.get((source, target))
+        if made is None:
+            own = (
+                term
+                for term in self.terms
+                if _is_for(term.source_language, source) and _is_for(term.target_language, target)
+            )
+            made = Terms(own, self.after.pair(source, target) if self.after else None)
+            if len(self._pairs) >= MOST_PAIRS:
+                self._pairs.clear()
+            self._pairs[source, target] = made
+        return made
 
     def before(self, other: "Glossary") -> "Glossary":
         """This one, and what another one has besides."""
         return Glossary(self.terms, other) if self.terms else other
-
-
-@lru_cache(64)
-def _pair(glossary: Glossary, source: str, target: str) -> Terms:
-    own = (
-        term
-        for term in glossary.terms
-        if _is_for(term.source_language, source) and _is_for(term.target_language, target)
-    )
-    return Terms(own, glossary.after.pair(source, target) if glossary.after else None)
 
 
 def _is_for(named: str, language: str) -> bool:
@@ -168,7 +172,10 @@ def from_pairs(pairs: Mapping[str, str]) -> Glossary:
     Raises GlossaryError.
     """
     given = [(source, target) for source, target in pairs.items() if _forms(source) and _forms(target)]
-    return Glossary(tuple(_term(["", "", source, target]) for source, target in given))
+    terms = tuple(_term(["", "", source, target]) for source, target in given)
+    if (forms := sum(len(term.source) + len(term.target) for term in terms)) > MOST_TERMS:
+        raise GlossaryError(f"the terms have {forms} forms, and at most {MOST_TERMS} are taken")
+    return Glossary(terms)
 
 
 def _forms(side: str) -> tuple[str, ...]:

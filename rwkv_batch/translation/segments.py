@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from html import unescape
 from typing import Literal
 
 from rwkv_batch.translation.marks import PLAIN, Handling, Mark, Token, split
@@ -20,6 +21,7 @@ SENTENCE = re.compile(
 PART = re.compile(r"(?<=[,;:，、；：])\s*|\s+")  # where a sentence is cut that is too long
 LONGEST_ENTITY = 32  # characters
 ENTITY_BEGUN = re.compile(r"&#?\w*\Z")  # of HTML; a cut in it would change it
+SPACES = ("&nbsp;", "&#160;", "&#xa0;", "&#xA0;")  # in HTML
 # What lines of Markdown begin with.
 LEAD = re.compile(r"^(?:\s*(?:[-*+•>]|\#{1,6}|\d{1,3}[.)])\s+)+")
 
@@ -58,7 +60,7 @@ def cut(text: str, number: int, most: int, sentences: Sentences, handling: Handl
             parts.append(line)
             continue
         for tokens in _sized(line, most):
-            parts += _trimmed(tokens, number, sentences == "lines" and not handling.escaped)
+            parts += _trimmed(tokens, number, sentences == "lines", handling.escaped)
     return parts
 
 
@@ -144,27 +146,48 @@ def _cut_at(tokens: list[Token], pattern: re.Pattern[str]) -> Iterator[list[Toke
         yield group
 
 
-def _trimmed(tokens: list[Token], number: int, markdown: bool) -> Iterator[Part]:
-    """A segment, and the white space and tags around it, which stay. Without letters all of it stays."""
+def _trimmed(tokens: list[Token], number: int, lines: bool, escaped: bool) -> Iterator[Part]:
+    """A segment, and the white space and tags around it, which stay. Without letters all of it stays.
+
+    `lines`: whether it is a line, which Markdown may begin. `escaped`: as in HTML, which has no Markdown.
+    """
     tokens = [token for token in tokens if token]
     lead = ""
-    if markdown and tokens and isinstance(tokens[0], str) and (found := LEAD.match(tokens[0])):
+    if lines and not escaped and tokens and isinstance(tokens[0], str) and (found := LEAD.match(tokens[0])):
         lead, tokens[0] = found[0], tokens[0][found.end() :]
-    if not any(isinstance(token, str) and any(map(str.isalpha, token)) for token in tokens):
+    texts = [unescape(token) if escaped else token for token in tokens if isinstance(token, str)]
+    if not any(map(str.isalpha, "".join(texts))):
         yield lead + plain(tokens)
         return
     start, stop = _inside(tokens)
     inside = tokens[start:stop]
     before = after = ""
     if isinstance(first := inside[0], str):
-        stripped = first.lstrip()
-        before, inside[0] = first[: len(first) - len(stripped)], stripped
+        begin = _space_before(first, escaped)
+        before, inside[0] = first[:begin], first[begin:]
     if isinstance(last := inside[-1], str):
-        stripped = last.rstrip()
-        after, inside[-1] = last[len(stripped) :], stripped
+        end = _space_behind(last, escaped)
+        after, inside[-1] = last[end:], last[:end]
     yield lead + plain(tokens[:start]) + before
     yield Segment([token for token in inside if token], number)
     yield after + plain(tokens[stop:])
+
+
+def _space_before(text: str, escaped: bool) -> int:
+    """Where the white space at the beginning ends."""
+    begin = len(text) - len(text.lstrip())
+    while escaped and text.startswith(SPACES, begin):
+        rest = text[text.index(";", begin) + 1 :].lstrip()
+        begin = len(text) - len(rest)
+    return begin
+
+
+def _space_behind(text: str, escaped: bool) -> int:
+    """Where the white space at the end begins."""
+    end = len(text.rstrip())
+    while escaped and text.endswith(SPACES, 0, end):
+        end = len(text[: text.rindex("&", 0, end)].rstrip())
+    return end
 
 
 def _inside(tokens: list[Token]) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from rwkv_batch.translation.segments import Part, Segment, Sentences, cut
 
 AUTO, ENGLISH = "auto", "en"
 SHORT_MARK = 8  # characters; a longer one is shown to the model as a shorter one
+MOST_ROWS = 4096  # at a time
 MOST_WORDS = 20_000  # for terms, that are kept
 LONGEST_ENDING = 3  # characters that inflection adds to a word
 ENDS = ".!?。！？…:：;；,，"
@@ -150,7 +151,7 @@ class Translator:
                     missing[key] = work, each
         rows = [self._row(w.source, w.shown) for w in again]
         rows += [self._row(w.source, self._source_of(w, each)) for w, each in missing.values()]
-        answers = (yield rows) if rows else []
+        answers = yield from _in_parts(rows)
         for key, answer in zip(missing, answers[len(again) :], strict=True):
             self._words.put(key, answer.text.strip().strip(ENDS) if answer.complete else "")
         for work, answer in zip(again, answers, strict=False):
@@ -166,7 +167,7 @@ class Translator:
             for text, runs in parts
             if runs
         ]
-        answers = iter((yield rows) if rows else [])
+        answers = iter((yield from _in_parts(rows)))
         for work, parts in zip(waiting, pieces, strict=True):
             made = "".join(self._piece(text, next(answers)) if runs else text for text, runs in parts)
             marks = _marks_of(work.segment.tokens)
@@ -289,6 +290,14 @@ class Translator:
 
     def _written(self, tokens: Sequence[Token]) -> str:
         return "".join(self._write(token) if isinstance(token, str) else token.text for token in tokens)
+
+
+def _in_parts(rows: list[PromptRow]) -> Generator[list[PromptRow], list[Translated], list[Translated]]:
+    """Yields as many rows at a time as are taken. Returns all answers."""
+    answers: list[Translated] = []
+    for start in range(0, len(rows), MOST_ROWS):
+        answers += yield rows[start : start + MOST_ROWS]
+    return answers
 
 
 class _End(str):

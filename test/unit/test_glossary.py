@@ -1,6 +1,7 @@
 """Glossaries: files of terms, what is found in texts, and what counts for which languages."""
 
 import sys
+import weakref
 from collections import Counter
 
 import pytest
@@ -76,3 +77,16 @@ def test_terms_of_a_request_go_before_those_of_the_file():
     file = parse("cat\tKatze\nbird\tVogel")
     terms = own.before(file).pair("en", "de")
     assert [each.wanted for each in terms.find("cat dogs bird")] == ["Kater", "Hunde", "Vogel"]
+
+
+def test_the_terms_of_a_request_are_not_kept():
+    own = from_pairs({"cat": "Kater"}).before(parse("dog\tHund"))
+    assert own.pair("en", "de") is own.pair("en", "de"), "while it runs"
+    gone = weakref.ref(own)
+    del own
+    assert gone() is None
+
+
+def test_forms_of_a_request_are_limited():
+    with pytest.raises(GlossaryError, match="at most 50000"):
+        from_pairs({"|".join(map(str, range(50_000))): "x"})

@@ -11,7 +11,7 @@ from rwkv_batch.translation.forms import TranslationForm, form_of
 from rwkv_batch.translation.glossary import from_pairs
 from rwkv_batch.translation.marks import HTML, Handling
 from rwkv_batch.translation.segments import LONGEST_WHOLE, Segment, cut
-from rwkv_batch.translation.translator import TextsAsked, Translator, Words
+from rwkv_batch.translation.translator import MOST_ROWS, TextsAsked, Translator, Words
 
 GERMAN = {"dog": "Hund", "cat": "Katze", "car": "Auto", "book": "Buch", "door": "Tür", "dogs": "Hunde"}
 
@@ -188,6 +188,25 @@ def test_entities_are_not_cut():
         asked = TextsAsked([text], "de", "en", handling=HTML)
         (answer,), _ = translate(asked, text_of, TranslationForm(most=10))
         assert unescape(answer) == unescape(text)
+
+
+@pytest.mark.parametrize("text", ["<td>&nbsp;</td>", "<p>&#160; 1 &amp; 2</p>"])
+def test_space_of_html_without_words_is_not_translated(text):
+    assert translate(TextsAsked([text], "de", "en", handling=HTML), shouts) == ([text], [[]])
+
+
+def test_space_of_html_around_a_text_stays():
+    text = "<p> &nbsp;&#xa0; One &nbsp;<b>two</b>&nbsp; &nbsp;</p>"
+    (answer,), rounds = translate(TextsAsked([text], "de", "en", handling=HTML), text_of)
+    assert answer == text.replace("One &nbsp;", "One \u00a0")
+    assert [text_of(row.prompt) for row in rounds[0]] == ["One \u00a0<b>two</b>"]
+
+
+def test_many_pieces_are_asked_for_in_parts():
+    text = "a {0} b\n" * 3000
+    (answer,), rounds = translate(TextsAsked([text], "de", "en"), drops_marks)
+    assert [len(rows) for rows in rounds] == [3000, MOST_ROWS, 6000 - MOST_ROWS]
+    assert answer == text
 
 
 def test_spaces_and_wide_characters_in_marks_are_read():

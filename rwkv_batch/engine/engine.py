@@ -274,7 +274,7 @@ class Engine:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
         check(request.sampling, drawable(self.parts.weights.vocab))
         self.commands.requests.check(request)
-        parts = self._beginnings.check(request)
+        states = self._beginnings.check(request)
         self.parts.prompts.check(request)
         turn, target, continued, encoder = request.turn, None, False, self.parts.prompts
         if turn:
@@ -285,7 +285,7 @@ class Engine:
             target = self._turns.choose_target(turn)
         else:
             prompts = [encoder.encode(prompt, request.prefix_ids) for prompt in request.prompts]
-        starts = [(part, self.adapters.of(request, part.start_state)) for part in parts]
+        starts = [(part, self.adapters.of(request, part.start_state)) for part in states]
         adapter = starts[0][1]
         if turn and (refusal := self._turns.refusal(turn, adapter)):
             return self._reject(key, "conflict", refusal)

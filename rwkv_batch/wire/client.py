@@ -71,7 +71,7 @@ class Job:
     def __init__(self, request: GenerateRequest, cancel: Callable[[str], None]) -> None:
         self.request = request
         self.rows = len(request.prompts) * request.n
-        self.acceptance = Accepted(request.id, [])  # what the engine said of the request; empty until then
+        self.acceptance = Accepted(request.id, [])  # from the engine; empty until it comes
         self.submitted = time.monotonic()  # seconds, as are these:
         self.began: float | None = None  # when the first text came
         self.ended: float | None = None  # and the last

@@ -77,8 +77,8 @@ class SessionCommands:
             case SessionHistory() if not self._pool.token_log and (reason := self._no_turns(session)):
                 self._rows.refuse(request, "conflict", f"There is no history of {session.key}: {reason}.")
             case ExportSession(what="tokens") if reason := self._no_turns(session):
-                message = f"There are no tokens of {session.key}: {reason}; export it with its state."
-                self._rows.refuse(request, "conflict", message)
+                sentence = f"There are no tokens of {session.key}: {reason}; export it with its state."
+                self._rows.refuse(request, "conflict", sentence)
             case ForkSession(target=target, replace=False) if self._pool.find(target):
                 self._rows.refuse(request, "exists", f"There is a session {target} already.")
             case ForkSession(target=target, turn=number):
@@ -125,8 +125,8 @@ class SessionCommands:
                 )
             else:
                 self._scheduler.unlock(target)
-                message = f"There is no turn {number} in {session.key}, which has {session.head.number}."
-                self._rows.refuse(request, "not_found", message)
+                sentence = f"There is no turn {number} in {session.key}, which has {session.head.number}."
+                self._rows.refuse(request, "not_found", sentence)
 
         self._pool.turns(session, range(number, number + 1), found)
 
@@ -181,8 +181,8 @@ class SessionCommands:
     def _lock(self, request: RequestKey, key: str) -> bool:
         """Keep turns of the session waiting; False if one is under way, and the client gets a refusal."""
         if key in self._scheduler.queues:
-            message = "That session is busy with a turn or a copy; try again in a moment."
-            self._rows.refuse(request, "overloaded", message)
+            sentence = "That session is busy with a turn or a copy; try again in a moment."
+            self._rows.refuse(request, "overloaded", sentence)
             return False
         self._scheduler.lock(key)
         return True

@@ -167,10 +167,10 @@ class _Whole:
     def accept(self, part: "_Part", event: Accepted) -> None:
         part.accepted = event
         with self._lock:
-            said = [(part.share.prompts, part.accepted) for part in self.parts if part.accepted]
-            whole = len(said) == len(self.parts)
+            answers = [(part.share.prompts, part.accepted) for part in self.parts if part.accepted]
+            whole = len(answers) == len(self.parts)
         if whole:
-            self.job.put(accepted_whole(len(self.job.request.prompts), said))
+            self.job.put(accepted_whole(len(self.job.request.prompts), answers))
 
     def end(self, event: Rejected | Failed) -> None:
         """All of it has failed."""

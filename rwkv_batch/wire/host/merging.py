@@ -37,7 +37,7 @@ def part_of(request: GenerateRequest, share: Placed) -> GenerateRequest:
 
 
 def accepted_whole(count: int, parts: Sequence[tuple[Sequence[int], Accepted]]) -> Accepted:
-    """Of a request of so many prompts; parts: which of the prompts they have, and what was said of them."""
+    """Of a request of so many prompts; parts: which of the prompts they have, and what was accepted."""
     first = parts[0][1]
     if len(parts) == 1:
         return first
@@ -121,8 +121,8 @@ def serving_of_all(servings: Iterable[Serving]) -> Serving:
                 info = replace(before, slots=slots, device=device)
             models[info.model] = info
         for each in serving.loading:
-            said = loading.get(each.model)
-            loading[each.model] = min(said, each, key=_progress) if said else each
+            behind = loading.get(each.model)
+            loading[each.model] = min(behind, each, key=_progress) if behind else each
     return Serving(list(models.values()), list(loading.values()))
 
 

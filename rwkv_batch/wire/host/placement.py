@@ -147,7 +147,7 @@ class Placement:
         self._news.append(partial(self._over, ticket))
 
     def reported(self, engine: int, rows: int, tokens: int) -> None:
-        """What an engine has to do for all front ends; what it said before has been counted."""
+        """What an engine has to do for all front ends. Its report takes the place of the one before."""
         self._news.append(partial(self._reported, engine, rows, tokens))
 
     def loads(self) -> list[float]:

@@ -10,6 +10,7 @@ from rwkv_batch.chat.languages import find, languages
 from rwkv_batch.translation.glossary import Glossary, GlossaryError, from_pairs
 
 AUTO = "auto"
+MOST_PLACEHOLDERS = 8000  # characters of all of them: each may be compared at each place of a text
 
 
 def _unless_auto(value: object) -> object:
@@ -47,6 +48,12 @@ def _names(value: object) -> object:
 def _as_digit(value: object) -> object:
     """A number or a boolean as a form writes it."""
     return str(int(value)) if isinstance(value, bool | int) else value
+
+
+def _not_long(placeholders: list[str] | None) -> list[str] | None:
+    if sum(map(len, placeholders or ())) > MOST_PLACEHOLDERS:
+        raise ValueError(f"have more than {MOST_PLACEHOLDERS} characters together; send fewer texts at once")
+    return placeholders
 
 
 def _glossary(pairs: dict[str, str]) -> dict[str, str]:
@@ -96,7 +103,9 @@ class TranslateFields(TermFields):
     source_lang: AutoName = None
     target_lang: TargetName
     text_list: Texts
-    placeholders: list[str] | None = None  # further marks, which come back whole
+    placeholders: Annotated[list[str] | None, AfterValidator(_not_long)] = (
+        None  # further marks, which come back whole
+    )
 
 
 class DeepLFields(TermFields):

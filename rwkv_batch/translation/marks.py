@@ -8,6 +8,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 Kind = Literal["open", "close", "ordered", "free"]
@@ -23,6 +24,7 @@ PARTING = (
     "section select summary table tbody td tfoot th thead title tr ul"
 )
 BLOCKS = frozenset(PARTING.split())
+STANDING_ALONE = BLOCKS | {"script", "style"}
 ATTRIBUTES = r"""(?:(?:[^<>"']|"[^"<]*"|'[^'<]*')*+|[^<>]*)"""
 TAG = re.compile(rf"<(/?)([A-Za-z][\w:.-]{{0,60}}+){ATTRIBUTES}>|<[!?][A-Za-z][^<>]*>")
 BRACKETS = re.compile(r"\n|!?\[|\]\((?:[^()\s]|\([^()\s]*\))*(?:[ \t]+\"[^\"\n]*\")?\)")
@@ -69,6 +71,23 @@ class Handling:
     parting: frozenset[str] = frozenset()  # names of tags that part texts
     joining: frozenset[str] = frozenset()  # names of tags that do not
 
+    @cached_property
+    def all_silent(self) -> frozenset[str]:
+        """Names of tags whose content stays, also those of HTML."""
+        return self.silent | (SILENT if self.html else frozenset())
+
+    @cached_property
+    def all_parting(self) -> frozenset[str]:
+        """Names of tags that part texts, also those of HTML."""
+        return (self.parting | (BLOCKS if self.html else frozenset())) - self.joining
+
+    @cached_property
+    def patterns(self) -> list[re.Pattern[str]]:
+        """What finds marks other than tags, code and links of Markdown, in this order."""
+        longest_first = sorted(filter(None, self.literals), key=len, reverse=True)
+        literals = [re.compile("|".join(map(re.escape, longest_first)))] if longest_first else []
+        return [*literals, FILLED, *([ENTITY] if self.escaped else [])]
+
 
 Token = str | Mark
 PLAIN = Handling()
@@ -84,7 +103,7 @@ def split(text: str, handling: Handling = PLAIN) -> list[Token]:
             continue
         found = _mark([piece] if handling.escaped else _code(piece), TAG, lambda each: _tag(each, handling))
         found = found if handling.escaped else _brackets(found)
-        for pattern in _patterns(handling):
+        for pattern in handling.patterns:
             found = _mark(found, pattern, _filled)
         tokens += found
     return [token for token in tokens if token]
@@ -120,7 +139,7 @@ def _parses(marks: Iterable[Mark]) -> bool:
 
 def _silent(text: str, handling: Handling) -> Iterator[Token]:
     """The text, and as marks what stays whole in it: comments, blocks of code, elements without text."""
-    names = handling.silent | (SILENT if handling.html else frozenset())
+    names = handling.all_silent
     missing: set[str] = set()  # ends that do not come any more
     done = at = 0
     while found := STAYING.search(text, at):
@@ -134,7 +153,7 @@ def _silent(text: str, handling: Handling) -> Iterator[Token]:
             continue
         yield text[done : found.start()]
         done = at = close + len(end)
-        parts = found[0] in FENCES or (bool(name) and name.lower() in BLOCKS | {"script", "style"})
+        parts = found[0] in FENCES or (bool(name) and name.lower() in STANDING_ALONE)
         yield Mark(text[found.start() : done], parts=parts)
     yield text[done:]
 
@@ -157,12 +176,6 @@ def _code(text: str) -> list[Token]:
             done, number = close[1], same[0]
         number += 1
     return [*tokens, text[done:]]
-
-
-def _patterns(handling: Handling) -> list[re.Pattern[str]]:
-    longest_first = sorted(filter(None, handling.literals), key=len, reverse=True)
-    literals = [re.compile("|".join(map(re.escape, longest_first)))] if longest_first else []
-    return [*literals, FILLED, *([ENTITY] if handling.escaped else [])]
 
 
 def _mark(
@@ -192,8 +205,7 @@ def _filled(found: re.Match[str]) -> Mark | None:
 
 def _tag(found: re.Match[str], handling: Handling) -> Mark:
     text, name = found[0], found[2] or ""
-    parting = handling.parting | (BLOCKS if handling.html else frozenset())
-    parts = bool({name, name.lower()} & (parting - handling.joining))
+    parts = not handling.all_parting.isdisjoint((name, name.lower()))
     if not name or text.endswith("/>") or name.lower() in VOID:
         return Mark(text, parts=parts)
     return Mark(text, "close" if found[1] else "open", name, parts)

@@ -12,6 +12,7 @@ So marks and terms are always whole. Most segments need the first round alone.
 import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape, unescape
 from typing import NamedTuple
 
@@ -277,7 +278,7 @@ class Translator:
     def _source_of(work: _InWork, term: Found) -> str:
         return work.shown[term.start : term.end]
 
-    @property
+    @cached_property
     def _plain(self) -> Handling:
         return Handling(literals=self.asked.handling.literals)
 

@@ -275,6 +275,12 @@ def test_terms_of_a_request(server):
         ("/translate", {"text": "a", "destination": []}, 400, "`destination`"),
         ("/translate", {"text": "a " * 500_001, "to": "de"}, 413, "1000000 characters"),
         ("/translate", {"text": "a\n" * 5000, "from": "en", "to": "de"}, 413, "4096 paragraphs"),
+        (
+            "/translate",
+            {"text_list": ["a"], "target_lang": "de", "placeholders": ["x" * 8001]},
+            400,
+            "`placeholders`",
+        ),
         ("/v2/translate", {"text": ["a"]}, 400, "`target_lang`"),
         (
             "/v2/translate",

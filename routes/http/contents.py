@@ -58,8 +58,8 @@ def _inflate(body: bytes, name: str, most: int) -> bytes:
     raise problem
 
 
-def read_form(content_type: str, body: bytes) -> tuple[dict[str, bytes], dict[str, str]]:
-    """The files of a form by the names that the client gives them, and the other fields.
+def read_form(content_type: str, body: bytes) -> tuple[dict[str, bytes], dict[str, list[str]]]:
+    """The files of a form by the names that the client gives them, and all texts of each other field.
 
     Raises ApiError 400 for a form that is not complete. What is no form has neither.
     """
@@ -67,7 +67,7 @@ def read_form(content_type: str, body: bytes) -> tuple[dict[str, bytes], dict[st
     if not kind.startswith("multipart/"):
         return {}, {}
     files: dict[str, bytes] = {}
-    fields: dict[str, str] = {}
+    fields: dict[str, list[str]] = {}
     try:
         with PushMultipartParser(options.get("boundary") or "", max_segment_count=MOST_PARTS) as parser:
             segment, data = None, bytearray()
@@ -79,7 +79,7 @@ def read_form(content_type: str, body: bytes) -> tuple[dict[str, bytes], dict[st
                 elif segment and segment.filename is not None:
                     files[segment.filename] = bytes(data)
                 elif segment:
-                    fields[segment.name] = data.decode()
+                    fields.setdefault(segment.name, []).append(data.decode())
     except (MultipartError, UnicodeError, ValueError) as error:
         raise ApiError(400, f"The form cannot be read: {_reason(error)}.") from None
     return files, fields

@@ -85,8 +85,8 @@ class HttpRequest:
             raise ApiError(400, f"The body ends after {len(body)} of the {declared} bytes of Content-Length.")
         return decode(body, self.headers.get("content-encoding") or "", most)
 
-    def form(self, most: int) -> tuple[dict[str, bytes], dict[str, str]]:
-        """The files of a multipart form by their names, and its other fields. Raises ApiError.
+    def form(self, most: int) -> tuple[dict[str, bytes], dict[str, list[str]]]:
+        """The files of a multipart form by their names, and all texts of its other fields. Raises ApiError.
 
         `most`: bytes that the body may have. Without a form both are empty.
         """

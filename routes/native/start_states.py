@@ -98,11 +98,12 @@ class RemoveStateFields(RequestBody):
 async def upload(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/state/upload: a file of a tuned state in the multipart field `file`. Raises ApiError."""
     try:
-        files, form = http.form(front.settings.max_state + FORM_ROOM)
+        files, fields_sent = http.form(front.settings.max_state + FORM_ROOM)
     except ApiError:
         demand_password(front.settings.password, http)
         raise
-    demand_password(front.settings.password, http, dict(form))
+    form: dict[str, object] = {name: texts[-1] for name, texts in fields_sent.items()}
+    demand_password(front.settings.password, http, form)
     if len(files) != 1:
         raise ApiError(
             400, "Send one file of a tuned state as multipart/form-data, in the field `file`.", param="file"
@@ -113,7 +114,7 @@ async def upload(front: Frontend, http: HttpRequest) -> Response:
         raise ApiError(413, f"The file has {len(data)} bytes and at most {most} are taken.")
     path = Path(filename.replace("\\", "/"))
     fields = UploadFields.from_json({"state_id": path.stem} | form)
-    model = (await read_model(front, http, dict(form))).model.model
+    model = (await read_model(front, http, form)).model.model
     if (await front.ask(ListStartStates(uuid.uuid4().hex, fields.state_id, to_model=model))).start_states:
         raise ApiError(409, f"There is a start state {fields.state_id} already; delete it first.")
     description = {"original_filename": path.name, "size_bytes": len(data), **fields.given()}

@@ -1,5 +1,6 @@
 """The body of a request: JSON, or a form, or the parameters of the URL."""
 
+from collections.abc import Mapping
 from urllib.parse import parse_qs
 
 from routes.http.errors import ApiError, Json
@@ -23,7 +24,8 @@ def read_body(http: HttpRequest) -> tuple[Json, ApiError | None]:
         if kind == FORM and not _is_json(http):
             return _form(http), None
         if kind == MULTIPART:
-            return dict(http.form(http.max_body)[1]), None
+            _data(http)
+            return _fields(http.form(http.max_body)[1]), None
     except ApiError as error:
         return {}, error
     return http.json
@@ -42,12 +44,17 @@ def _repeated(http: HttpRequest) -> Json:
     return _parsed(query)
 
 
-def _form(http: HttpRequest) -> Json:
+def _data(http: HttpRequest) -> bytes:
+    """Raises ApiError 413."""
     data = http.data(http.max_body)
     if len(data) > http.max_body:
         raise ApiError(413, f"The body has {len(data)} bytes and at most {http.max_body} are taken.")
+    return data
+
+
+def _form(http: HttpRequest) -> Json:
     try:
-        return _parsed(data.decode())
+        return _parsed(_data(http).decode())
     except UnicodeDecodeError as error:
         raise ApiError(400, f"The body is not UTF-8: byte {error.start} cannot be decoded.") from None
 
@@ -61,4 +68,8 @@ def _parsed(text: str) -> Json:
         raise ApiError(
             400, f"The form has more than {MOST_FIELDS} fields; send fewer texts at once."
         ) from None
+    return _fields(found)
+
+
+def _fields(found: Mapping[str, list[str]]) -> Json:
     return {name: texts if len(texts) > 1 else texts[0] for name, texts in found.items()}

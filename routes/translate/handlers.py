@@ -94,9 +94,9 @@ async def detects(front: Frontend, http: HttpRequest) -> Response:
     """POST /detect: of `q` as LibreTranslate answers, of `text` as MTranServer does. Raises ApiError."""
     body = _allowed(front, http, required=True)
     fields = DetectFields.from_json(body)
-    if "q" not in body:
-        return json_response(http, {"language": detect(fields.q[0]).code or ""})
     found = detect("\n".join(fields.q))
+    if "q" not in body:
+        return json_response(http, {"language": found.code or ""})
     language = (
         [{"confidence": round(100.0 * found.confidence, 1), "language": libretranslate_code(found.code)}]
         if found.code

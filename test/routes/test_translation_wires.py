@@ -134,6 +134,10 @@ def test_what_libretranslate_lists_and_detects(server):
         {"confidence": 100.0, "language": "zh-Hans"}
     ]
     assert post(server, "/detect", json={"q": "123"}) == []
+    assert post(server, "/detect", json={"text": []}) == {"language": ""}
+    assert post(server, "/detect", json={"text": ["1", "Das ist ein sehr schöner Tag."]}) == {
+        "language": "de"
+    }
     assert post(server, "/detect", json={"text": "Das ist ein sehr schöner Tag."}) == {"language": "de"}
 
 
@@ -295,6 +299,13 @@ def test_terms_of_a_request(server):
 def test_what_is_refused(server, path, body, status, why):
     answer = server.http.post(path, json=body)
     assert answer.status_code == status and why in answer.text
+
+
+def test_a_field_that_a_form_has_several_times_is_a_list(server):
+    parts = {"text": "Hello", "target_lang": "DE", "source_lang": "EN"}
+    form = [(name, (None, text)) for name, text in [("text", "Good morning"), *parts.items()]]
+    found = post(server, "/v2/translate", files=form)["translations"]
+    assert [each["text"] for each in found] == ["English: Good morning\n\nGerman:", HELLO]
 
 
 def test_a_form_that_cannot_be_read(server):

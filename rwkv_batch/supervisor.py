@@ -111,6 +111,15 @@ class Child:
         with contextlib.suppress(OSError):  # it has just died, which its sentinel reports
             self.control.send(message)
 
+    def refusal(self) -> str | None:
+        """Why it cannot do its work, once it has ended; None: it has died otherwise."""
+        self.process.join()
+        if self.process.exitcode != REFUSED:
+            return None
+        with contextlib.suppress(EOFError, OSError):
+            return str(self.control.recv())
+        return "It has not said why it ends."
+
     def close(self) -> None:
         self.process.join()
         self.control.close()
@@ -213,8 +222,10 @@ class Supervisor:
 
     def _restart_database(self, path: str) -> None:
         child = self._databases[path]
+        refusal = child.refusal()
         child.close()
-        if child.process.exitcode == REFUSED:  # it has said why, and what needs it says so
+        if refusal is not None:  # what needs it says that nobody answers
+            log.error("%s: %s", child.name, refusal)
             del self._databases[path]
             return
         log.error("%s died (exit code %s); it is started again", child.name, child.process.exitcode)
@@ -334,16 +345,18 @@ class Supervisor:
         engine.failures += 1
         code = engine.child.process.exitcode
         if not self._began:
-            log.error("the engine died while loading (exit code %s)", code)
+            log.error("%s died while loading (exit code %s)", engine.name, code)
             return 1
         if engine.failures > ENGINE_RESTARTS:
             engine.gone = True
             if not self._living:
-                log.error("the engine died %d times (exit code %s); the server ends", engine.failures, code)
+                log.error(
+                    "%s died %d times (exit code %s); the server ends", engine.name, engine.failures, code
+                )
                 return 1
             log.error("%s died %d times (exit code %s); the others go on", engine.name, engine.failures, code)
             return None
-        log.error("the engine died (exit code %s); it is started again", code)
+        log.error("%s died (exit code %s); it is started again", engine.name, code)
         if engine.serving or not self._several:
             self._broadcast(EngineLost(engine.number))
         self._count_restart(engine=1)
@@ -399,7 +412,8 @@ class Supervisor:
             for sentinel in engines.keys() & ready:
                 engine = engines.pop(sentinel)
                 log.error(
-                    "the engine died (exit code %s) while requests were under way",
+                    "%s died (exit code %s) while requests were under way",
+                    engine.name,
                     engine.child.process.exitcode,
                 )
                 self._broadcast(EngineLost(engine.number))

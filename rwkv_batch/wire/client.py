@@ -217,6 +217,7 @@ class Client:
         self._waker, self._wakened = socket.socketpair()
         self._waker.setblocking(False)
         self._closed = False
+        self._gone = ""  # why nothing is sent: the engine has died, and others serve
         self._thread = threading.Thread(
             target=self._run, args=(address, name.encode()), name="engine-wire", daemon=True
         )
@@ -248,6 +249,7 @@ class Client:
 
     def serves(self, serving: Serving) -> Serving:
         """Note what an engine serves; returns what all have together. See Wire."""
+        self._gone = ""
         return serving
 
     def lose(self, engine: int, message: str) -> bool:
@@ -255,7 +257,11 @@ class Client:
         return False
 
     def fail_all(self, message: str, gone: bool = False) -> None:
-        """The engine is gone: everything in flight fails."""
+        """The engine is gone: everything in flight fails.
+
+        gone: others serve, so what was meant for this one fails too, until it serves again.
+        """
+        self._gone = message if gone else ""  # first: what is not in flight by now sees it
         for key in list(self._jobs):
             self._deliver(Failed(key, message, gone))
             self._send(Cancel(key))  # the request may still be queued, and would reach the next engine
@@ -297,10 +303,16 @@ class Client:
                 if self._wakened.fileno() in ready:
                     self._wakened.recv(4096)
                 while self._outbox:
-                    dealer.send(encode(self._outbox.popleft()))
+                    self._transmit(dealer, self._outbox.popleft())
                 if dealer in ready:
                     for event in decode_events(dealer.recv()):
                         self._deliver(event)
+
+    def _transmit(self, dealer: zmq.Socket[bytes], message: ToEngine) -> None:
+        if self._gone and not isinstance(message, Cancel):
+            self._deliver(Failed(message.id, self._gone, gone=True))
+        else:
+            dealer.send(encode(message))
 
     def _deliver(self, event: Event) -> None:
         with self._delivering:

@@ -1,6 +1,8 @@
 """The front end's end of the wire to several engines, against bare ROUTER sockets."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from rwkv_batch.wire.client import EngineGone, RequestFailed, RequestRejected
 from rwkv_batch.wire.codec import compacted, encode
 from rwkv_batch.wire.commands import (
     GetMetrics,
+    ListModels,
     ListSessions,
     LoadAdapter,
     LoadModel,
@@ -263,3 +266,98 @@ def test_a_failure_of_one_engine_is_that_of_the_request(host: Host):
     host.engines[0].send(Accepted(first.id, [1]), Failed(first.id, "broken"))
     with pytest.raises(RequestFailed, match="broken"):
         job.read(5)
+
+
+def test_what_is_sent_to_an_engine_that_has_just_died_runs_elsewhere(host: Host):
+    send = host.wire.send
+
+    def send_late(part) -> None:
+        host.wire.send = send
+        host.wire.lose(part.share.engine, "gone")
+        send(part)
+
+    host.wire.send = send_late
+    job = host.wire.submit(request("a"))
+    again = host.engines[1].receive()
+    host.engines[1].send(Accepted(again.id, [1]), Progress(again.id, [end(0)]))
+    assert read_all(job) == {0: "x"}
+
+
+def test_a_command_to_an_engine_that_has_just_died_is_asked_of_another(host: Host):
+    ready = host.wire.placement.ready
+
+    def late(model: str) -> list[int]:
+        engines = ready(model)
+        host.wire.lose(0, "gone")
+        return engines
+
+    host.wire.placement.ready = late
+    assert answered(host, ListModels("c"), (1, lambda id: CommandReply(id))) == CommandReply("c")
+
+
+def test_a_reader_that_leaves_while_an_engine_dies_leaves_no_work(host: Host):
+    job = host.wire.submit(request("a"))
+    host.engines[0].receive()
+    place = host.wire.placement.place
+
+    def leave(request: GenerateRequest):
+        job.cancel()
+        return place(request)
+
+    host.wire.placement.place = leave
+    host.wire.lose(0, "gone")
+    assert host.wire.placement.loads() == [0, 0]
+
+
+def test_a_request_that_has_ended_is_not_kept(host: Host):
+    job = host.wire.submit(request("a", "b"))
+    for engine in host.engines:
+        part = engine.receive()
+        engine.send(Accepted(part.id, [1]), Progress(part.id, [end(part.row_numbers[0])]))
+    read_all(job)
+    kept = weakref.ref(job)
+    del job
+    counted = [(number, lambda id: CommandReply(id)) for number in range(2)]
+    answered(host, GetMetrics("c"), *counted)  # so the threads of the wire hold nothing of before
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_turn_that_is_not_known_to_be_accepted_may_have_been_stored(host: Host):
+    home = host.wire.placement.home("m", "s")
+    job = host.wire.submit(request("a", turn=SessionTurn(source="s", target="s")))
+    host.engines[home].receive()
+    host.wire.lose(home, "gone")
+    asked = host.engines[1 - home].receive()
+    assert isinstance(asked, SessionHistory)
+    host.engines[1 - home].send(CommandReply(asked.id, updated=2e9))
+    with pytest.raises(EngineGone, match="may have been stored"):
+        job.read(5)
+
+
+def test_a_refusal_is_said_though_a_change_cannot_be_undone(host: Host):
+    with pytest.raises(RequestRejected, match="engine-1: no room"):
+        answered(
+            host,
+            LoadAdapter("c", "tales", "/x", to_model="m"),
+            (0, lambda id: CommandReply(id)),  # which are there
+            (0, lambda id: CommandReply(id)),
+            (1, lambda id: Rejected(id, "invalid", "no room")),
+            (0, lambda id: Rejected(id, "conflict", "busy")),
+        )
+
+
+def test_a_change_is_noted_though_nobody_waits_for_it(host: Host):
+    command = RemoveAdapter("c", "tales", to_model="m")
+
+    async def ask() -> None:
+        noted = asyncio.get_running_loop().create_future()
+        host.wire.commands.changed = noted.set_result
+        asked = asyncio.ensure_future(host.wire.ask(command))
+        got = [await asyncio.to_thread(engine.receive) for engine in host.engines]
+        asked.cancel()
+        for engine, each in zip(host.engines, got, strict=True):
+            engine.send(CommandReply(each.id, found=1))
+        assert await asyncio.wait_for(noted, 5) == command
+
+    asyncio.run(ask())

@@ -74,6 +74,7 @@ class Engines:
         number = serving.engine
         began = number not in self._serving
         self._serving[number] = serving
+        self.links[number].serves(serving)
         with self._placing:
             self.placement.serves(number, {info.model: info.slots for info in serving.models})
         if began:
@@ -106,6 +107,7 @@ class Engines:
         link.send_for(part, part.request)
         if part.whole.over:  # meanwhile
             link.cancel(part.request.id)
+            self.placement.over(part.share.ticket)
 
     def run_again(self, part: "_Part") -> None:
         """A part whose engine has died goes to others."""
@@ -127,10 +129,14 @@ class Engines:
     def cancel(self, whole: "_Whole") -> None:
         """Its rows end. Waits for nothing."""
         whole.over = True
-        self._wholes.pop(whole.job.request.id, None)
+        self.forget(whole)
         for part in whole.parts:
             self.links[part.share.engine].cancel(part.request.id)
             self.placement.over(part.share.ticket)
+
+    def forget(self, whole: "_Whole") -> None:
+        """It is not under way any more."""
+        self._wholes.pop(whole.job.request.id, None)
 
     def _cancel(self, key: str) -> None:
         if whole := self._wholes.get(key):
@@ -151,6 +157,7 @@ class _Whole:
         self.engines, self.job, self.parts = engines, job, list[_Part]()
         self.submitted = time.time()  # seconds since 1970
         self.over = False
+        self._running = job.rows
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # held for no call
 
@@ -171,6 +178,14 @@ class _Whole:
             whole = len(answers) == len(self.parts)
         if whole:
             self.job.put(accepted_whole(len(self.job.request.prompts), answers))
+
+    def rows_ended(self, rows: int) -> None:
+        """So many of its rows have ended by themselves."""
+        with self._lock:
+            self._running -= rows
+            ended = not self._running
+        if ended:
+            self.engines.forget(self)
 
     def end(self, event: Rejected | Failed) -> None:
         """All of it has failed."""
@@ -208,6 +223,7 @@ class _Part:
                 if ended := sum(1 for delta in rows if delta.finish_reason):
                     self._running -= ended
                     placement.ended(self.share.ticket, ended)
+                    whole.rows_ended(ended)
                 whole.job.put(event)
             case Accepted():
                 whole.accept(self, event)
@@ -220,7 +236,7 @@ class _Part:
         """A turn does so only if it has not been stored: an engine that is asked for its session knows."""
         engines, turn = self.whole.engines, self.request.turn
         key = (self.accepted and self.accepted.target) or (turn and (turn.target or turn.branch))
-        if not (turn and key and self.accepted):
+        if not (turn and key):
             engines.run_again(self)
             return
         reader = _StoredTurn(self)

@@ -5,6 +5,7 @@ or to none. What is stored in the database is asked of one.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
@@ -47,6 +48,8 @@ Change = LoadModel | RemoveModel | LoadAdapter | RemoveAdapter
 REPEATABLE = SessionHistory | ExportSession | GetDocument | PutDocument
 NONE_SERVES = "No engine serves now; try again in a moment."
 
+log = logging.getLogger(__name__)
+
 
 class EveryEngine:
     """`home`: the engine of a session or document of a model; it raises LookupError if none is ready.
@@ -64,6 +67,7 @@ class EveryEngine:
     ) -> None:
         self._links, self._home, self._ready = links, home, ready
         self._changing = asyncio.Lock()  # one change at a time
+        self._changes = set[asyncio.Task[CommandReply]]()  # under way; asyncio itself may drop them
 
     async def ask(self, command: Command) -> CommandReply:
         """Send a command and wait for its reply; see Wire."""
@@ -88,10 +92,10 @@ class EveryEngine:
             case _ if isinstance(command, StartStateCommand):  # all engines look them up in their database
                 return await self._any(command, command.to_model)
             case LoadModel() | RemoveModel() | LoadAdapter() | RemoveAdapter():
-                async with self._changing:
-                    answer = await self._change(command)
-                    self.changed(command)
-                    return answer
+                change = asyncio.create_task(self._change_and_note(command))
+                self._changes.add(change)
+                change.add_done_callback(self._changes.discard)
+                return await asyncio.shield(change)  # as half of a change would be neither noted nor undone
             case ListModels():
                 return await self._any(command)
             case KeyedCommand(to_model=model, key=key):
@@ -208,15 +212,25 @@ class EveryEngine:
 
     # What all engines have
 
+    async def _change_and_note(self, command: Change) -> CommandReply:
+        async with self._changing:
+            answer = await self._change(command)
+            self.changed(command)
+            return answer
+
     async def _change(self, command: Change) -> CommandReply:
         """By all engines or by none."""
         there = await self._there(command)
         answers = await self._each(self._ready(getattr(command, "to_model", "")), command)
         replies = {engine: answer for engine, answer in answers if isinstance(answer, CommandReply)}
         if refused := _first_refusal(answers):
-            await asyncio.gather(
-                *(self._undo(engine, reply, command, there) for engine, reply in replies.items())
+            undone = await asyncio.gather(
+                *(self._undo(engine, reply, command, there) for engine, reply in replies.items()),
+                return_exceptions=True,
             )
+            for engine, error in zip(replies, undone, strict=True):
+                if error and not isinstance(error, EngineGone):
+                    log.error("%s keeps a change that another has refused: %s", name_of(engine), error)
             raise _named(*refused)
         if not replies:
             raise EngineGone(NONE_SERVES)

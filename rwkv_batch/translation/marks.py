@@ -17,6 +17,8 @@ VOID = frozenset(VOIDS.split())
 # Elements whose content is not text, or is text that stays.
 TEXTLESS = "script style code pre kbd samp var textarea svg math"
 SILENT = frozenset(TEXTLESS.split())
+RAW = frozenset({"script", "style", "textarea"})  # which hold no elements
+TRIES = 8  # ends that are looked for in vain, each through all of the text
 # Elements that part texts.
 PARTING = (
     "address article aside blockquote body br caption center dd details dialog div dl dt fieldset figcaption "
@@ -43,6 +45,7 @@ FILLED = re.compile(
 ENTITY = re.compile(r"&(?:lt|gt|#60|#62|#[xX]3[cCeE]);")
 TICKS = re.compile(r"`+")
 LONGEST_CODE = 2000  # characters between backticks
+CLOSING = re.compile(r"</[A-Za-z][\w:.-]{0,60}>")
 STAYING = re.compile(r"<!--|<!\[CDATA\[|(?:^|(?<=\n))(?:```|~~~)|<([A-Za-z][\w:.-]{0,60})(?:\s[^<>]*)?>")
 UNTRANSLATED = re.compile(r"\stranslate\s*=\s*[\"']?no\b|\sclass\s*=\s*[\"'][^\"']*\bnotranslate\b")
 FENCES = ("```", "~~~")
@@ -141,21 +144,43 @@ def _silent(text: str, handling: Handling) -> Iterator[Token]:
     """The text, and as marks what stays whole in it: comments, blocks of code, elements without text."""
     names = handling.all_silent
     missing: set[str] = set()  # ends that do not come any more
+    tries = TRIES
+    last: dict[str, int] | None = None  # where each closing tag stands last, once that matters
     done = at = 0
     while found := STAYING.search(text, at):
         at, name = found.end(), found[1]
         if name and name not in names and name.lower() not in names and not UNTRANSLATED.search(found[0]):
             continue
         end = ENDS.get(found[0], f"</{name}>")
+        if name and last is None:
+            last = {tag[0]: tag.start() for tag in CLOSING.finditer(text)}
+        if name and (found[0].endswith("/>") or not last or last.get(end, -1) < at):
+            continue
         close = -1 if end in missing else text.find(end, at)
         if close < 0:
             missing.add(end)
             continue
         yield text[done : found.start()]
-        done = at = close + len(end)
+        done = close + len(end)
+        if name and tries and name.lower() not in RAW and text.find(f"<{name}", at, close) >= 0:
+            if (own := _own_end(text, name, at)) > 0:
+                done = own
+            else:
+                tries -= 1
+        at = done
         parts = found[0] in FENCES or (bool(name) and name.lower() in STANDING_ALONE)
         yield Mark(text[found.start() : done], parts=parts)
     yield text[done:]
+
+
+def _own_end(text: str, name: str, at: int) -> int:
+    """Where an element ends that may hold others of its name; -1 if it does not end."""
+    depth = 1
+    for tag in re.compile(rf"<(/?){re.escape(name)}(?:\s[^<>]*|/)?>").finditer(text, at):
+        depth += -1 if tag[1] else not tag[0].endswith("/>")
+        if not depth:
+            return tag.end()
+    return -1
 
 
 def _code(text: str) -> list[Token]:

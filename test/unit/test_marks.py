@@ -43,6 +43,14 @@ def test_elements_without_text_stay_whole_in_html():
     assert marks("a <keep>b</keep> c", Handling(escaped=True, silent=frozenset({"keep"}))) == [
         "<keep>b</keep>"
     ]
+    span = '<span class="math notranslate"><span>x</span><span a="b">2</span></span>'
+    assert marks(f"a {span} b <span>c</span>", HTML) == [span, "<span>", "</span>"], "with others of its name"
+    assert (
+        marks('<keep/>a <keep translate="no"/>b</keep>', Handling(escaped=True))[1]
+        == '<keep translate="no"/>'
+    )
+    broken = '<i translate="no"><i>x</i> y'
+    assert marks(broken, HTML) == ['<i translate="no"><i>x</i>'], "what does not end ends at the first tag"
     assert marks("a #1# b", Handling(literals=("#1#",))) == ["#1#"]
 
 

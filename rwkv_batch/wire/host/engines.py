@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from rwkv_batch.wire.client import Client, Job
 from rwkv_batch.wire.commands import Command, SessionHistory
-from rwkv_batch.wire.host.every_engine import EveryEngine
+from rwkv_batch.wire.host.every_engine import NONE_SERVES, EveryEngine
 from rwkv_batch.wire.host.merging import accepted_whole, part_of, serving_of_all
 from rwkv_batch.wire.host.placement import NoEngine, Placed, Placement, key_of
 from rwkv_batch.wire.protocol import (
@@ -31,7 +31,6 @@ from rwkv_batch.wire.protocol import (
 from rwkv_batch.wire.supervision import Serving
 
 LOADS = "load"  # the id of their reports
-NONE_SERVES = "No engine serves now; try again in a moment."
 
 
 class Engines:

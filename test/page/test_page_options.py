@@ -159,6 +159,18 @@ def test_what_is_no_text_is_refused_and_what_is_attached_can_go_again(page):
     expect(page.get_by_role("textbox", name="Message")).to_be_focused()
 
 
+def test_a_file_of_many_fences_and_lines_goes_and_comes_back(page):
+    found = page.evaluate(
+        """async () => {
+            const { withFiles, apart } = await import('/page/attach.js');
+            const content = '```\\n'.repeat(200000) + '\\n'.repeat(200000) + 'end';
+            const { message, files } = apart(withFiles('What?', [{ name: 'a.md', content }]));
+            return [message, files.length, files[0].content === content];
+        }"""
+    )
+    assert found == ["What?", 1, True]
+
+
 def paste(page: Page, text: str) -> None:
     page.get_by_role("textbox", name="Message").evaluate(
         """(box, text) => {

@@ -6,7 +6,7 @@ import { number, text } from "./texts.js";
 
 const LONG = 2000; // characters of a pasted text that would fill the box
 const MOST = 1 << 20; // bytes of a file
-const FILE = /\n*(?:^|\n)File: ([^\n]+)\n(`{3,})\n([^]*?)\n\2(?=\n|$)/g;
+const FILE = /(?<!\n)\n*(?:^|\n)File: ([^\n]+)\n(`{3,})\n([^]*?)\n\2(?=\n|$)/g;
 
 /** @typedef {{name: string, content: string}} Attached */
 /** @type {Attached[]} */
@@ -40,7 +40,8 @@ export function withFiles(message, files) {
 }
 
 function fileText({ name, content }) {
-  const longest = Math.max(2, ...[...content.matchAll(/`{3,}/g)].map(([run]) => run.length));
+  let longest = 2;
+  for (const [run] of content.matchAll(/`{3,}/g)) longest = Math.max(longest, run.length);
   const fence = "`".repeat(longest + 1);
   return `File: ${name}\n${fence}\n${content}\n${fence}`;
 }

@@ -11,17 +11,21 @@ from demo.training.encoding import prompt_ids
 from demo.training.fim import fim
 from demo.training.translation import render
 from routes.chat.answer import AnswerReader
-from routes.native import batch, translate
+from routes.native import batch
 from routes.openai import chat
 from routes.responses import prepare as responses
 from routes.responses.schemas import ResponsesBody
+from routes.translate.handlers import prepare_translation
+from routes.translate.wires import IMMERSIVE
 from rwkv_batch.chat.templates import Message
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
 from rwkv_batch.text.tokenizer import Tokenizer
-from rwkv_batch.wire.protocol import RowDelta
+from rwkv_batch.wire.protocol import GenerateRequest, RowDelta
+from rwkv_batch.wire.supervision import EngineInfo
 
 NAME = "rwkv7-demo"
+MODEL = EngineInfo(NAME, 1, 64, 1, "float32", "cpu", 8, 65536, "0" * 16, NAME)
 SYSTEM = "You are a friendly robot."
 ASKED = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
@@ -152,14 +156,20 @@ def test_the_server_reads_the_answer_out_of_what_is_trained(way):
     assert piece.content == ANSWER and bool(piece.reasoning) == way.style.thinks
 
 
+def translated(body: dict) -> GenerateRequest:
+    """What the route of Immersive Translate asks the bundled model for."""
+    asked, make = IMMERSIVE.read(body)
+    return prepare_translation(asked, make, MODEL, FrontendConfig(), IMMERSIVE.shape).request
+
+
 def test_translations_and_gaps_are_those_of_their_routes():
     rng = Random(2)
     body = {"source_lang": "en", "target_lang": "zh-CN", "text_list": ["Hello!"]}
     examples = [render(rng, "x", "Hello!", "你好！", "en", "zh-CN") for _ in range(60)]
-    assert tuple(ids(translate.prepare(body, NAME).request)[0]) in {tuple(prompt_ids(e)) for e in examples}
+    assert tuple(ids(translated(body))[0]) in {tuple(prompt_ids(e)) for e in examples}
     foreign = {"target_lang": "en", "text_list": ["Bonjour !"]}
     examples = [render(rng, "x", "Bonjour !", "Hello!", "fr", "en") for _ in range(60)]
-    assert tuple(ids(translate.prepare(foreign, NAME).request)[0]) in {tuple(prompt_ids(e)) for e in examples}
+    assert tuple(ids(translated(foreign))[0]) in {tuple(prompt_ids(e)) for e in examples}
     example = fim(rng, False)
     after, before = example.prompt.removeprefix("✿prefix✿✿suffix✿").split("✿middle✿")
     body = {"prefix": [before], "suffix": [after]}

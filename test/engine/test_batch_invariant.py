@@ -96,7 +96,7 @@ def add(row: list, delta: RowDelta) -> None:
 @pytest.mark.parametrize(("device", "backend"), BACKENDS)
 def test_answers_are_those_alone(device: str, backend: str) -> None:
     """Prompts of the bundled model: alone, and as they arrive in batches of other sizes, cut anywhere."""
-    asked = requests(80 if device == "cpu" else 200, None)
+    asked = requests(200, None)
     alone = answers(engine(None, device, backend=backend, prefill_tokens=4096), asked, 1)
     assert len(alone) > len(asked)
     mixed = engine(None, device, backend=backend, max_rows=24, prefill_tokens=13, prefix_cache_mb=64)

@@ -4,6 +4,7 @@ import multiprocessing
 import socket
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -20,7 +21,7 @@ from rwkv_batch.state.log.store import Store
 spawn = multiprocessing.get_context("spawn")
 
 
-class Host:
+class Host(ABC):
     """`path`: of the database. `stores` are closed at the end, before the one that writes."""
 
     def __init__(self, path: Path) -> None:
@@ -50,13 +51,13 @@ class Host:
         self._stores.append(store)
         return store
 
+    @abstractmethod
     def start(self) -> None:
         """Begin to write."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stop(self) -> None:
         """Write what has arrived, and end."""
-        raise NotImplementedError
 
 
 class ThreadHost(Host):

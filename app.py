@@ -305,8 +305,8 @@ def command_line() -> argparse.ArgumentParser:
     flag("--frontends", **workers, help="HTTP processes that share the port (default: by cores)")
     flag(
         "--hung-seconds",
-        **number(1, most=MOST_SECONDS),
-        help="until one of several engines that makes no step is started again (default %(default)s)",
+        **number(0, most=MOST_SECONDS),
+        help="until an engine that makes no step is started again; 0: never (default %(default)s)",
     )
     flag(
         "--drain-seconds",

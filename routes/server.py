@@ -24,7 +24,7 @@ from rwkv_batch.wire.codec import encode
 from rwkv_batch.wire.commands import LoadModel
 from rwkv_batch.wire.host.engines import Engines
 from rwkv_batch.wire.host.every_engine import Change
-from rwkv_batch.wire.supervision import Changed, Drain, EngineLost, Restarts, Serving
+from rwkv_batch.wire.supervision import Changed, Drain, EngineLost, Restarts, Serving, Stalled
 
 TICK = 0.1  # seconds
 FLUSH_SECONDS = 0.3  # for the last bytes to leave after the last request has ended
@@ -110,7 +110,7 @@ def _receive(front: Frontend, control: Connection, config: FrontendConfig) -> No
     """Act on the supervisor's messages. Ends the process when the supervisor has died."""
     while True:
         try:
-            message: Serving | EngineLost | Restarts | Drain = control.recv()
+            message: Serving | EngineLost | Stalled | Restarts | Drain = control.recv()
         except (EOFError, OSError):
             os._exit(1)
         match message:
@@ -121,11 +121,14 @@ def _receive(front: Frontend, control: Connection, config: FrontendConfig) -> No
                         template = settings_for(info, config).chat_template
                         log.info("chat template of %s: %s (--chat-template chooses)", info.model, template)
                 front.serve(serving.models)
+                front.readiness.serves(message.engine)
                 front.loading = serving.loading
             case Restarts():
                 front.restarts = message
             case EngineLost(engine=engine):
                 front.engine_lost(engine)
+            case Stalled(engine=engine, seconds=seconds):
+                front.readiness.stalled(engine, seconds)
             case Drain(seconds=seconds):
                 threading.Thread(target=_drain, args=(front, seconds), name="drain", daemon=True).start()
 

@@ -40,6 +40,7 @@ from routes.llama_cpp import infill
 from routes.native import (
     adapters,
     batch,
+    health,
     index,
     metrics,
     mixtures,
@@ -171,6 +172,8 @@ ROUTES = (
     Route("GET",        "/docs",                                native_shape, docs),
     Route("POST",       "/v1/tokens/count",                     native_shape, tokenizer.count),
     Route("GET",        "/health",                              native_shape, models.health),
+    Route("GET",        "/health/live",                         native_shape, health.live),
+    Route("GET",        "/health/ready",                        native_shape, health.ready),
     Route("GET",        "/metrics",                             native_shape, metrics.metrics),
     Route("GET",        "/stats",                               native_shape, metrics.stats),
     Route("GET",        "/",                                    native_shape, root),

@@ -152,7 +152,7 @@ class ServerConfig(ProcessConfig):
 
     engines: tuple[EngineConfig, ...] = (EngineConfig(),)  # one for each model, the default one first
     devices: tuple[str, ...] = ("auto",)  # one engine process on each, with all models
-    hung_seconds: int = 30  # until one of several engines that makes no step is started again
+    hung_seconds: int = 30  # until an engine that makes no step is started again; 0: never
     frontend: FrontendConfig = FrontendConfig()
     frontends: int | None = None  # how many; None: by the machine's cores
     drain_seconds: int = 25  # how long running requests may go on after a signal

@@ -22,6 +22,7 @@ from rwkv_batch.ops.cuda.context import prepare_context
 from rwkv_batch.ops.torch_libraries import loading_libraries
 from rwkv_batch.processes.folder import SOCKET, NoFolder, runtime_folder
 from rwkv_batch.processes.limits import TooFewFiles, allow_open_files
+from rwkv_batch.processes.pulse import Pulse
 from rwkv_batch.processes.streams import keep_streams
 from rwkv_batch.wire.codec import compacted
 from rwkv_batch.wire.host.merging import serving_of_all
@@ -36,6 +37,7 @@ from rwkv_batch.wire.supervision import (
     Ping,
     Restarts,
     Serving,
+    Stalled,
     Stop,
 )
 
@@ -47,7 +49,6 @@ PROBE_PAUSE = 0.05  # seconds until a front end that has not answered is asked a
 ENGINE_RESTARTS = 3  # in a row, without having become ready
 REFUSED = 2  # the exit code of what cannot do its work, for which nothing starts it again
 COUNTS = "counts"  # in the runtime folder: where front ends count
-PINGS = 6  # that one of several engines gets within the time in which it must answer one
 
 log = logging.getLogger(__name__)
 spawn = multiprocessing.get_context("spawn")  # a fork would share sockets and threads
@@ -131,17 +132,19 @@ class EngineProcess:
     child: Child
     started = False
 
-    def __init__(self, number: int, name: str, configs: tuple[EngineConfig, ...], address: str) -> None:
+    def __init__(
+        self, number: int, name: str, configs: tuple[EngineConfig, ...], address: str, pulse: Pulse
+    ) -> None:
         """`address`: where it listens."""
         self.number, self.name, self.configs, self.address = number, name, configs, address
         self.serving: Serving | None = None  # what the process that runs now serves; None: it is not ready
         self.failures = 0  # since one was ready
         self.gone = False  # it is not started any more
-        self.answered = time.monotonic()  # when it last answered a Ping
-        self.asked = False  # and has not answered since
+        self.pulse = pulse
 
     def start(self, changes: Sequence[bytes]) -> None:
-        self.serving, self.asked, self.started = None, False, True
+        self.serving, self.started = None, True
+        self.pulse.rest()
         self.child = Child(self.name, run_engine, self.configs, self.address, changes)
 
 
@@ -184,7 +187,8 @@ class Supervisor:
             name, socket_ = (
                 ("engine", SOCKET) if len(devices) == 1 else (f"engine-{number}", f"{SOCKET}-{number}")
             )
-            self._engines.append(EngineProcess(number, name, configs, f"ipc://{folder / socket_}"))
+            pulse = Pulse(self._config.hung_seconds)
+            self._engines.append(EngineProcess(number, name, configs, f"ipc://{folder / socket_}", pulse))
         try:
             (folder / COUNTS).mkdir()
             try:
@@ -271,23 +275,32 @@ class Supervisor:
 
     @property
     def _until_ping(self) -> float | None:
-        """Seconds until engines are asked whether they live; None: a single one is not."""
-        return self._config.hung_seconds / PINGS if self._several else None
+        """Seconds until engines are asked whether they live; None: they are not."""
+        return self._engines[0].pulse.every
 
     def _ping(self) -> None:
         """End the engines that have not answered for too long; one that loads is not asked."""
-        if not self._several:
-            return
-        now, limit = time.monotonic(), self._config.hung_seconds
         for engine in self._living:
-            if engine.serving is None:
-                continue
-            if engine.asked and now - engine.answered > limit:
-                log.error("%s has made no step for %.0f s; it is ended", engine.name, now - engine.answered)
-                engine.child.process.kill()  # its sentinel says when it has ended
-            elif not engine.asked and now - engine.answered >= limit / PINGS:
-                engine.asked, engine.answered = True, now
-                engine.child.send(Ping())
+            match engine.pulse.look():
+                case "ask":
+                    engine.child.send(Ping())
+                case "late":
+                    self._note_silence(engine, engine.pulse.silent)
+                case "hung":
+                    log.error("%s has made no step for %.0f s; it is ended", engine.name, engine.pulse.silent)
+                    engine.pulse.rest()
+                    engine.child.process.kill()  # its sentinel says when it has ended
+
+    def _note_silence(self, engine: EngineProcess, seconds: float) -> None:
+        """It has made no step for so long, or it goes on (0)."""
+        if engine.pulse.late == bool(seconds):
+            return
+        engine.pulse.late = bool(seconds)
+        if seconds:
+            log.warning("%s has made no step for %.0f s, and does not count as ready", engine.name, seconds)
+        else:
+            log.info("%s makes steps again", engine.name)
+        self._broadcast(Stalled(engine.number, seconds))
 
     def _receive(self, engine: EngineProcess) -> int | None:
         """Take a message from an engine. Returns an exit code if it is the end."""
@@ -303,13 +316,13 @@ class Supervisor:
             case DatabaseNeeded(path=path):
                 if path not in self._databases:
                     self._start_database(path)
-            case Ping():
-                engine.asked, engine.answered = False, time.monotonic()
-            case Serving():
+            case Ping(waited=waited):
+                engine.pulse.answer()
+                self._note_silence(engine, waited if engine.pulse.is_late(waited) else 0.0)
+            case Serving(models=models):
                 first = engine.serving is None
                 engine.serving, engine.failures = message, 0
-                if first:
-                    engine.answered = time.monotonic()
+                engine.pulse.serve(max((info.step_seconds for info in models), default=0.0))
                 self._served(message, first)
         return None
 
@@ -375,6 +388,8 @@ class Supervisor:
         for engine in self._living if self._began else ():
             if engine.serving:
                 frontend.send(engine.serving)
+            if engine.pulse.late:
+                frontend.send(Stalled(engine.number, engine.pulse.silent))
 
     def _restart_frontend(self, dead: Child) -> None:
         dead.close()

@@ -32,7 +32,7 @@ CORS = {
 }
 RETRY_AFTER = {429: "1", 503: "2"}  # seconds
 MAX_ID = 128
-PROBES = ("/health", "/metrics", "/stats")  # which come every few seconds
+PROBES = ("/health", "/health/live", "/health/ready", "/metrics", "/stats")  # which come every few seconds
 
 log = logging.getLogger("rwkv_batch.access")
 HttpResponse = Response | StreamingResponse

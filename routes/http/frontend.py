@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from routes.http.counts import HttpCounts
 from routes.http.errors import ApiError
+from routes.http.readiness import Readiness
 from routes.http.stream import JobStream, failure_status
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import EngineGone, RequestFailed, RequestRejected, Wire
@@ -18,6 +19,7 @@ from rwkv_batch.wire.commands import Command
 from rwkv_batch.wire.protocol import CommandReply
 from rwkv_batch.wire.supervision import EngineInfo, Loading, Restarts
 
+LOADING = "The model is still loading; try again in a moment."
 ENGINE_LOST = "The engine has stopped and is being started again; try again in a moment."
 NO_REPLY = "The engine does not answer; try again in a moment."
 SHUT_DOWN = "The server is shutting down; try again in a moment."
@@ -35,6 +37,7 @@ class Frontend:
         self.models: dict[str, EngineInfo] = {}  # by name, the default one first; none until they are ready
         self.loading: list[Loading] = []  # models that will be served beside these, or in place of some
         self.draining = False
+        self.readiness = Readiness()
         self.restarts = Restarts()  # of the server's processes
         self.answered = HttpCounts()
         self.started = int(time.time())
@@ -50,13 +53,24 @@ class Frontend:
         """These are served from now on, the default one first."""
         self.models = {info.model: info for info in models}
 
+    @property
+    def readiness_now(self) -> tuple[str, str]:
+        """Whether a request would be answered now: "ready", or another state and the reason, one sentence."""
+        if self.draining:
+            return "draining", SHUT_DOWN
+        if not self.models:
+            return "loading", ENGINE_LOST if self.restarts.engine else LOADING
+        if silent := self.readiness.silent:
+            return "stalled", f"The engine has made no step for {silent:.0f} s."
+        return "ready", ""
+
     def ready_engine(self) -> EngineInfo:
         """The default model. Raises ApiError 503 when no request can be taken."""
         models = self.models
         if self.draining:
             raise ApiError(503, SHUT_DOWN)
         if not models:
-            raise ApiError(503, "The model is still loading; try again in a moment.")
+            raise ApiError(503, LOADING)
         return next(iter(models.values()))
 
     def enter(self) -> None:
@@ -124,6 +138,7 @@ class Frontend:
 
     def engine_lost(self, engine: int = 0) -> None:
         """That engine has died."""
+        self.readiness.lost(engine)
         if not self.client.lose(engine, ENGINE_LOST):
             self.models, self.loading = {}, []
             self.client.fail_all(ENGINE_LOST)

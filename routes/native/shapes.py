@@ -232,3 +232,12 @@ class ServerIndex(TypedDict):
     status: str
     models: NotRequired[list[str]]
     endpoints: dict[str, list[str]]
+
+
+class Live(TypedDict):
+    status: Literal["live"]
+
+
+class Ready(TypedDict):
+    status: str  # "ready", else "loading", "stalled" or "draining"
+    reason: NotRequired[str]

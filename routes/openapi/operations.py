@@ -40,8 +40,10 @@ from routes.native.shapes import (
     ListedAdapter,
     ListedAdapters,
     ListedStates,
+    Live,
     NativeTexts,
     PausedNow,
+    Ready,
     RewoundSession,
     ServerIndex,
     ServerStats,
@@ -271,6 +273,10 @@ OPERATIONS = {
         "Have a paused request go on", ResumeFields, NativeTexts, gives=(JSON, EVENTS)
     ),
     "/health": Operation("Whether requests are taken", reply=Health, open=True),
+    "/health/live": Operation("Whether the server's process answers", reply=Live, open=True),
+    "/health/ready": Operation(
+        "Whether a request would be answered now; 503 with the reason if not", reply=Ready, open=True
+    ),
     "/openai/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,
     "/openai/v1/completions": COMPLETION,

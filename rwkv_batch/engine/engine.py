@@ -122,7 +122,7 @@ class Engine:
         self._maker = RowMaker(self.parts, self._beginnings, self._turns)
         self._loop = StepLoop(self.parts, self._turns, self.adapters, self.masks)
         self._generating = Lock()
-        self.info = describe(loaded, rows)
+        self.info = describe(loaded, scheduler, self.pool.options.replay_rate)
         self.commands = Commands(self.parts, self._turns, self.adapters)
 
     @property

@@ -71,8 +71,8 @@ def state_pool(
     )
 
 
-def describe(loaded: LoadedModel, rows: int) -> EngineInfo:
-    """The description of the engine that front ends get."""
+def describe(loaded: LoadedModel, scheduler: Scheduler, rate: float) -> EngineInfo:
+    """The description of the engine that front ends get. rate: tokens a second that the model is fed."""
     weights, runner = loaded.weights, loaded.runner
     return EngineInfo(
         model=loaded.name,
@@ -81,11 +81,12 @@ def describe(loaded: LoadedModel, rows: int) -> EngineInfo:
         parameters=weights.parameters,
         dtype=str(runner.dtype).removeprefix("torch."),
         device=devices.describe(runner.device),
-        slots=rows,
+        slots=scheduler.max_rows,
         vocabulary=weights.vocab,
         fingerprint=weights.fingerprint,
         checkpoint=weights.name,
         weights=weights.weights,
         weight_bytes=loaded.device_bytes,
         texts=tokenizer_of(weights.vocab).has_texts,
+        step_seconds=(scheduler.prefill_tokens + scheduler.max_rows) / rate,
     )

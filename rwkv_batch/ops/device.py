@@ -167,6 +167,12 @@ def stream_for(device: torch.device, purpose: str) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def touch(device: torch.device) -> None:
+    """Return when a GPU has done something behind all that is queued; one that hangs never does."""
+    if device.type == "cuda":
+        torch.zeros(1, device=device).add_(1).item()
+
+
 class StepClock:
     """The time that steps take of a device, of which nothing waits: on a GPU between two events."""
 

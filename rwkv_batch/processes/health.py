@@ -1,4 +1,4 @@
-"""Whether the server of a container answers: python -m rwkv_batch.processes.health [PID]
+"""Whether the server of a container would answer a request: python -m rwkv_batch.processes.health [PID]
 
 It asks where the command line of process 1 lets the server listen, and no proxy. Exit code 0 if it is ready.
 """
@@ -22,7 +22,7 @@ def main(words: list[str]) -> int:
         return _unhealthy(f"process {process} is no server")
     try:
         with closing(http.client.HTTPConnection(*address, timeout=SECONDS)) as connection:
-            connection.request("GET", "/health")
+            connection.request("GET", "/health/ready")
             status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
         return _unhealthy(f"{address[0]}:{address[1]} does not answer ({error})")

@@ -1,9 +1,9 @@
 """The messages of the supervisor.
 
 It has a pipe to each of its processes, where messages are pickled. It sends `Serving` (the engine is
-ready), `EngineLost`, `Restarts` and `Drain` to the front ends, and `FrontendLost` and `Stop` to the engine.
-The engine answers with `Serving`, again whenever that changes, or `LoadFailure`. Where there are several
-engines, each answers `Ping` and sends `DatabaseNeeded`, and the front ends send `Changed`.
+ready), `EngineLost`, `Stalled`, `Restarts` and `Drain` to the front ends, and `FrontendLost`, `Ping` and
+`Stop` to the engine. The engine answers `Ping`, and sends `Serving`, again whenever that changes, or
+`LoadFailure`. Of several engines each sends `DatabaseNeeded`, and the front ends send `Changed`.
 """
 
 from typing import Literal
@@ -39,6 +39,7 @@ class EngineInfo(Struct, frozen=True):
     weights: str = ""  # the format of its large matrices; "": none in particular
     weight_bytes: int = 0  # that its weights take on the device
     texts: bool = True  # False: its vocabulary is not World's, so that only token ids mean something
+    step_seconds: float = 0.0  # that its longest step takes, about
 
 
 class Loading(Struct, frozen=True):
@@ -63,6 +64,13 @@ class EngineLost(Struct, frozen=True):
     engine: int = 0
 
 
+class Stalled(Struct, frozen=True):
+    """An engine has made no step for so many seconds, though it was asked, or rows wait; 0: it goes on."""
+
+    engine: int
+    seconds: float
+
+
 class Changed(Struct, frozen=True):
     """All engines have made a change of models or adapters, which one that is started again makes too."""
 
@@ -76,7 +84,9 @@ class DatabaseNeeded(Struct, frozen=True):
 
 
 class Ping(Struct, frozen=True):
-    """An engine answers it between two steps, with the same."""
+    """An engine answers it between two steps. After a long idle time it asks its device first."""
+
+    waited: float = 0.0  # in the answer: seconds for which rows have waited, and no step has ended
 
 
 class Restarts(Struct, frozen=True):

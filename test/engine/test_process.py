@@ -5,7 +5,7 @@ import multiprocessing
 import signal
 import socket
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import msgspec
@@ -14,11 +14,16 @@ import zmq
 from checkpoints import tiny, write_pth
 
 from rwkv_batch.config import EngineConfig
+from rwkv_batch.engine.engine import Engine
+from rwkv_batch.engine.serving.models import Models
 from rwkv_batch.engine.serving.process import Service, run
+from rwkv_batch.runner import backends
+from rwkv_batch.runner.torch_runner import TorchRunner
+from rwkv_batch.wire.client import Client
 from rwkv_batch.wire.codec import decode_events, encode
 from rwkv_batch.wire.commands import LoadModel
-from rwkv_batch.wire.protocol import Failed
-from rwkv_batch.wire.supervision import Stop
+from rwkv_batch.wire.protocol import Failed, GenerateRequest
+from rwkv_batch.wire.supervision import Ping, Stop
 
 
 @pytest.mark.parametrize("message", [{"type": "of the future", "id": "a"}, {"type": "generate", "id": "a"}])
@@ -43,6 +48,43 @@ def test_a_message_that_is_not_understood_is_answered(tmp_path: Path, message):
     service.join()
     frontend.close()
     context.destroy()
+    waker.close()
+
+
+class EndlessRunner(TorchRunner):
+    """A step ends when it is told to."""
+
+    entered, released = Event(), Event()
+
+    def run(self, batch):
+        if batch.draws:
+            self.entered.set()
+            self.released.wait()
+        return super().run(batch)
+
+
+def test_an_engine_answers_whether_it_lives_unless_a_step_does_not_end(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(backends, "TorchRunner", EndlessRunner)
+    engine = Engine(tiny(vocab=400), device="cpu", max_rows=2, prefix_cache_mb=0)
+    control, supervisor = multiprocessing.Pipe()
+    wakeups, waker = socket.socketpair()
+    service = Service(Models([engine]), None, f"ipc://{tmp_path}/engine", control, wakeups)
+    thread = Thread(target=service.serve, daemon=True)
+    thread.start()
+    supervisor.send(Ping())
+    assert supervisor.recv() == Ping(0.0), "nothing waits"
+    client = Client(f"ipc://{tmp_path}/engine", "frontend-1")
+    job = client.submit(GenerateRequest("a", [[5, 6]], 2, stop_ids=[]))
+    assert EndlessRunner.entered.wait(30)
+    supervisor.send(Ping())
+    assert not supervisor.poll(0.2), "it could not have come"
+    EndlessRunner.released.set()
+    assert supervisor.recv().waited > 0
+    while not job.exhausted:
+        job.read(30)
+    supervisor.send(Stop())
+    thread.join()
+    client.close()
     waker.close()
 
 

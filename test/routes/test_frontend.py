@@ -17,7 +17,7 @@ from fake_engine import INFO
 from frontend_process import FrontendProcess
 from native_calls import V1
 
-from rwkv_batch.wire.supervision import Drain, EngineLost, Serving
+from rwkv_batch.wire.supervision import Drain, EngineLost, Serving, Stalled
 
 
 def post(server: FrontendProcess, prompt: str, **fields) -> httpx.Response:
@@ -48,6 +48,43 @@ def test_without_an_engine_it_says_so():
             "model": "fake-rwkv",
         }
         assert post(process, "a").status_code == 200
+
+
+def ready(server: FrontendProcess, status: str) -> dict:
+    """What /health/ready answers once it has come to this."""
+    server.until(lambda _: server.http.get("/health/ready").json()["status"] == status)
+    answer = server.http.get("/health/ready")
+    assert answer.status_code == (200 if status == "ready" else 503)
+    return answer.json()
+
+
+def test_the_probes_say_why_no_request_would_be_answered():
+    """Also that a process lives; and /health is what it was."""
+    with FrontendProcess(ready=False) as process:
+        assert "loading" in ready(process, "loading")["reason"]
+        process.control.send(Serving([INFO]))
+        assert ready(process, "ready") == {"status": "ready"}
+        process.control.send(Stalled(0, 12.0))
+        assert "made no step for 1" in ready(process, "stalled")["reason"]
+        assert process.http.get("/health").status_code == 200
+        process.control.send(Stalled(0, 0))
+        ready(process, "ready")
+        process.control.send(Serving([INFO], engine=1))
+        process.control.send(Stalled(1, 12.0))
+        process.control.send(Drain(0))
+        process.process.join()
+        said = [line for line in process.log.read_text().splitlines() if "/health/ready answers" in line]
+    assert ["loading" in said[0], "no step" in said[1], len(said)] == [True, True, 2], "once each"
+
+
+def test_one_engine_of_two_that_stalls_leaves_the_other():
+    with FrontendProcess() as process:
+        process.control.send(Serving([INFO], engine=1))
+        process.control.send(Stalled(1, 12.0))
+        process.control.send(EngineLost(2))  # which comes behind it
+        assert ready(process, "loading")["status"] == "loading"
+        process.control.send(Serving([INFO], engine=0))
+        ready(process, "ready")
 
 
 def test_a_lost_engine_fails_what_runs_and_can_come_back():

@@ -25,7 +25,7 @@ DEADLINE = 20  # seconds until a test gives up on something that takes a fractio
 
 
 def narrow_server() -> Iterator[Server]:
-    running = Server("--device", "cpu", "--max-rows", "1", "--frontends", "1")
+    running = Server("--device", "cpu", "--max-rows", "1", "--frontends", "1", "--hung-seconds", "8")
     yield running
     pids = running.children().values()
     assert running.stop() == 0, running.log()
@@ -166,6 +166,20 @@ def test_an_engine_that_dies_is_replaced_and_its_streams_are_told(narrow: Server
     until(lambda: narrow.children().get("engine", engine) != engine)
     narrow.wait_ready()
     assert "Paris" in answer(narrow)
+
+
+def test_an_engine_that_hangs_is_not_ready_and_is_replaced(narrow: Server):
+    assert httpx.get(narrow.url + "/health/ready").json() == {"status": "ready"}
+    engine = narrow.children()["engine"]
+    os.kill(engine, signal.SIGSTOP)
+    until(lambda: httpx.get(narrow.url + "/health/ready").json()["status"] == "stalled")
+    refused = httpx.get(narrow.url + "/health/ready")
+    assert refused.status_code == 503 and "made no step for" in refused.json()["reason"]
+    assert httpx.get(narrow.url + "/health/live").json() == {"status": "live"}
+    until(lambda: narrow.children().get("engine", engine) != engine)
+    narrow.wait_ready()
+    assert "Paris" in answer(narrow)
+    assert httpx.get(narrow.url + "/health/ready").status_code == 200
 
 
 def test_everything_ends_when_the_supervisor_is_killed():

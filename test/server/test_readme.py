@@ -51,6 +51,7 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
     "batch-FIM": ["a + b"],
     "/v1/models": ["rwkv7-demo"],
     "/health": ["ready"],
+    "/health/live": ['{"status":"live"}', '{"status":"ready"}'],
     "/metrics": ['rwkv:num_requests_running{model_name="rwkv7-demo"}', '"avg_batch_size"'],
 }
 

@@ -96,6 +96,11 @@ class EngineCounts:
         if reason in BY_THEMSELVES:
             self.waits.whole.observe(monotonic() - arrived)
 
+    def waited(self, now: float) -> float:
+        """Seconds for which rows have waited since the last step has landed, or the first of them came."""
+        oldest = next(iter(self._arrived.values()), now)
+        return max(0.0, now - max(oldest, self._landed_at))
+
     # Steps
 
     def launch(self, plan: list[tuple[Row, int]], batch: Batch, drawing: list[Row]) -> DrawMarks:

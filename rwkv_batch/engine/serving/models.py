@@ -4,6 +4,7 @@ While several are busy, each gets the same time of the device (`shares.py`). `ch
 models between two steps.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from rwkv_batch.engine.scheduling.row import DECODING, Outbox, RequestKey
 from rwkv_batch.engine.serving.background import Background
 from rwkv_batch.engine.serving.report import Figures, of_engine, of_process, of_sessions
 from rwkv_batch.engine.serving.shares import Shares
-from rwkv_batch.ops.device import StepClock
+from rwkv_batch.ops.device import StepClock, touch
 from rwkv_batch.state.entries import Status
 from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.wire.commands import (
@@ -34,6 +35,9 @@ from rwkv_batch.wire.commands import (
 )
 from rwkv_batch.wire.protocol import CommandReply, Event, GenerateRequest, Rejected
 from rwkv_batch.wire.supervision import EngineInfo
+
+IDLE_SECONDS = 60.0  # without a step, after which the device is asked whether it still works,
+STALLED_SECONDS = 5.0  # or for which rows have waited without one
 
 Message = GenerateRequest | EngineCommand
 READS = ListSessions | SessionHistory | ExportSession | GetDocument | ListStartStates
@@ -76,6 +80,7 @@ class Models:
         self._turn: Member | None = None  # whose step is under way
         self._shares: Shares[Member] = Shares()
         self._device, self._time = engines[0].runner.device, DeviceTime()
+        self._touched = time.monotonic()  # when the device was last asked whether it works
         self._past: dict[str, Figures] = {}  # by name: what engines counted that have been replaced
         self._outbox: Outbox = []
         self._calls: deque[Callable[[], None]] = deque()
@@ -98,6 +103,20 @@ class Models:
         """Rows of all models that wait or run, and tokens of their prompts that are not read yet."""
         rows = [row for member in self._running for row in member.engine.scheduler.rows() if row.leads]
         return len(rows), sum(row.input.left for row in rows if row.state is not DECODING)
+
+    def pulse(self) -> float:
+        """Seconds for which rows have waited, and no step has ended; 0: none wait.
+
+        Where no step has ended for long, this returns when the device has done something else, if it can.
+        """
+        now = time.monotonic()
+        waited = max(member.engine.counts.waited(now) for member in self._running)
+        idle = now - max(self._last_step, self._touched)
+        if idle > IDLE_SECONDS or waited > STALLED_SECONDS:
+            for device in dict.fromkeys(each for m in self._running for each in m.engine.runner.devices):
+                touch(device)
+            self._touched = time.monotonic()
+        return waited
 
     @property
     def infos(self) -> list[EngineInfo]:

@@ -206,7 +206,7 @@ class Service:
                 self._loads.forget(name.encode())
                 self.models.cancel_frontend(name.encode())
             case Ping():
-                self._control.send(message)
+                self._control.send(Ping(self.models.pulse()))
             case Stop():
                 self._stopping = True
 

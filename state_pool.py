@@ -160,6 +160,10 @@ class StatePool:
         """The session, None if there is none."""
         return self.parts.sessions.find(key)
 
+    def find_request(self, request: bytes) -> tuple[str, Turn] | None:
+        """The turn of this request (Turn.request), and the key of a session that ends with it."""
+        return self._log.find_request(request)
+
     def tier(self, session: Session) -> Tier:
         """The fastest place that has the state at the session's end."""
         return self._tiers.tier(session.head.turn) or "L3"
@@ -269,13 +273,14 @@ class StatePool:
         completion: Sequence[int],
         done: Done,
         model: int | None = None,
+        request: bytes = b"",
     ) -> Head:
         """A turn of a session has ended; `parent`: what it continued, None: the beginning.
 
         The session ends with it from now on. After an error it ends where it did before; if it has been
         changed by others since `at`, with what they have stored.
         """
-        turn = self._log.new_turn(parent, prompt, completion, model)
+        turn = self._log.new_turn(parent, prompt, completion, model, request)
         head = turn.head(parent.imaged if parent else 0)
         self._log.put(at, turn, head, done)
         return head

@@ -20,6 +20,7 @@ from routes.http.exchange import (
     stream_response,
 )
 from routes.http.frontend import ENGINE_LOST, NO_REPLY, Frontend
+from routes.http.idempotency import with_key
 from routes.http.model_field import read_model, with_defaults
 from routes.http.replies import Reply
 from routes.http.start_states import choose_state
@@ -109,6 +110,7 @@ async def run(
     request, stream, reply = prepared
     http.ignored = reply.ignored
     request = replace(request, to_model=model.model, name=request.name or http.id)
+    request = with_key(http, request, front.settings.token_log)
     with ExitStack() as undo:
         front.enter()
         undo.callback(front.leave)

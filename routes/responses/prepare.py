@@ -13,6 +13,7 @@ from uuid import uuid4
 import msgspec
 
 from routes.http.errors import Json, openai_field
+from routes.http.idempotency import digest
 from routes.http.schemas import RESPONSE
 from routes.openai.chat import DEFAULT_MAX_TOKENS, DEFAULTS
 from routes.responses.items import RESPONSE_PREFIX, parse_items, to_messages
@@ -42,21 +43,29 @@ def state_key(response_id: str) -> str:
     return f"{RESPONSE}:{response_id}"
 
 
-def new_id(previous: str | None) -> str:
-    """Of a response. It begins as that of the one before it: by this those of a chat go to one engine."""
-    digits, own = len(RESPONSE_PREFIX) + TAG, uuid4().hex
+def new_id(previous: str | None, key: str = "") -> str:
+    """Of a response. It begins as that of the one before it: by this those of a chat go to one engine.
+
+    key: an Idempotency-Key. With it the id is the same when the request is sent again.
+    """
+    digits = len(RESPONSE_PREFIX) + TAG
+    own = digest(previous or RESPONSE_PREFIX, key).hex() if key else uuid4().hex
     return previous[:digits] + own[TAG:] if previous and ID.fullmatch(previous) else RESPONSE_PREFIX + own
 
 
 def prepare(
-    body: ResponsesBody, model_id: str, previous: Document | None, settings: FrontendConfig = DEFAULTS
+    body: ResponsesBody,
+    model_id: str,
+    previous: Document | None,
+    settings: FrontendConfig = DEFAULTS,
+    key: str = "",
 ) -> tuple[GenerateRequest, ResponseReply, Document]:
     """What the engine generates, how the route replies, and what is stored of it.
 
     The document holds a response without output until then. `previous`: the document of
-    body.previous_response_id. Raises ApiError 400.
+    body.previous_response_id. key: an Idempotency-Key. Raises ApiError 400.
     """
-    response_id = new_id(body.previous_response_id)
+    response_id = new_id(body.previous_response_id, key)
     items = parse_items(body.input, response_id)
     messages, functions = to_messages(items), functions_of(body.tools)
     use = tool_use(functions, body.tool_choice, body.parallel_tool_calls)

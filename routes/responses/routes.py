@@ -17,6 +17,7 @@ from routes.http.errors import ApiError, openai_field
 from routes.http.exchange import HttpRequest, HttpResponse, authorized_json, demand_password, json_response
 from routes.http.frontend import ANSWERED_WITHIN, NO_REPLY, Frontend
 from routes.http.generate import Prepared, run
+from routes.http.idempotency import key_of
 from routes.http.model_field import read_model, with_defaults
 from routes.http.start_states import choose_state
 from routes.responses.items import is_reference, response_of
@@ -85,7 +86,7 @@ async def _asked(front: Frontend, http: HttpRequest, stores: bool = True) -> Ask
         missing = previous_not_found(body.previous_response_id, front.settings.token_log)
         previous = await _document(front, body.previous_response_id, missing, named.model.model)
     settings = settings_for(named.model, front.settings)
-    request, reply, document = prepare(body, named.model.model, previous, settings)
+    request, reply, document = prepare(body, named.model.model, previous, settings, key_of(http))
     if state and previous is None:
         request = state.begin(request)
     return Asked(named.model, body, adapter.begin(request), reply, document)

@@ -27,6 +27,7 @@ from rwkv_batch.engine.row_adapters.adapters import AdapterMissing, Adapters
 from rwkv_batch.engine.rows.beginnings import Beginnings, StartStateMissing
 from rwkv_batch.engine.rows.making import RowMaker
 from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.rows.repeats import OTHER_BODY
 from rwkv_batch.engine.rows.rows import Rows
 from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.engine.scheduling.counts import EngineCounts
@@ -276,9 +277,12 @@ class Engine:
         self.commands.requests.check(request)
         states = self._beginnings.check(request)
         self.parts.prompts.check(request)
-        turn, target, continued, encoder = request.turn, None, False, self.parts.prompts
+        turn, again, target, continued, encoder = request.turn, None, None, False, self.parts.prompts
         if turn:
-            continued = self._turns.has_source(turn)
+            again = self._turns.stored_reply(request)
+            if again and not again.answers(request):
+                return self._reject(key, "invalid", OTHER_BODY)
+            continued = again.continued if again else self._turns.has_source(turn)
             if turn.required and not continued:
                 return self._reject(key, "not_found", f"There is no session {turn.source}.")
             prompts = [encoder.encode_turn(request, continued)]
@@ -287,7 +291,7 @@ class Engine:
             prompts = [encoder.encode(prompt, request.prefix_ids) for prompt in request.prompts]
         starts = [(part, self.adapters.of(request, part.start_state)) for part in states]
         adapter = starts[0][1]
-        if turn and (refusal := self._turns.refusal(turn, adapter)):
+        if turn and not again and (refusal := self._turns.refusal(turn, adapter)):
             return self._reject(key, "conflict", refusal)
         rows = self._maker.rows_of(request, key, prompts, target, starts)
         leading = [row for row in rows if row.leads]

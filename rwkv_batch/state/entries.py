@@ -22,6 +22,7 @@ Done = Callable[[str | None], None]  # called once, with None or with a sentence
 
 Tier = Literal["L1", "L2", "L3"]
 
+REQUEST_ID = 16  # bytes of Turn.request by which the turn is found, as no two have the same
 NONE = 0  # in place of a turn's id: the beginning, where nothing has been fed
 EMPTY_DIGEST = bytes(16)
 _CODES = {2: "H", 4: "I"}  # of arrays of ids, by the bytes of each
@@ -98,6 +99,8 @@ class Turn:
     created: float  # seconds since 1970
     model: int
     digest: bytes
+    # Of a request that may be sent again: its id (REQUEST_ID bytes), and what the engine notes of it
+    request: bytes = b""
 
     @classmethod
     def from_parent(

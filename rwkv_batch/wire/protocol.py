@@ -33,6 +33,9 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     repetition_penalty: float = 1.0  # divides the logits of tokens of the prompt and the answer; 1: off
 
 
+REQUEST_BYTES = 16  # of SessionTurn.request; REQUEST_ID of rwkv_batch/state/entries.py
+
+
 class SessionTurn(Struct, frozen=True, omit_defaults=True):
     """How a request continues a stored state and stores its final state. It has one prompt and n = 1.
 
@@ -49,6 +52,8 @@ class SessionTurn(Struct, frozen=True, omit_defaults=True):
     separator: str = field(default="", name="seam")
     # Of a paused turn: what its source had seen. The turn is rejected ("conflict") if that is something else.
     source_digest: bytes = b""
+    # By which the turn is found when it is sent again (rwkv_batch/engine/rows/repeats.py); empty: it is not.
+    request: bytes = b""
 
 
 class LateStops(Struct, frozen=True, omit_defaults=True):

@@ -44,8 +44,13 @@ class Driver:
         request = GenerateRequest(
             id=str(self._number),
             max_tokens=max_tokens,
-            turn=SessionTurn(source=session, target=session) if session else None,
-            **{"prompts": [prompt], "sampling": SAMPLED, "stop_ids": []} | fields,
+            **{
+                "turn": SessionTurn(source=session, target=session) if session else None,
+                "prompts": [prompt],
+                "sampling": SAMPLED,
+                "stop_ids": [],
+            }
+            | fields,
         )
         self.engine.add((b"test", request.id), request)
         return request.id

@@ -136,6 +136,34 @@ def test_200_sessions_remember_through_every_tier_restart_and_kill(tmp_path: Pat
     sessions.stop()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_that_is_sent_again_is_answered_and_not_appended(sessions: Sessions, stream: bool):
+    session = f"again-{stream}"
+    body = GREEDY | {"contents": [INTRODUCE.format("Nina")], "session_id": session, "stream": stream}
+    sent = [
+        sessions.http.post("/state/chat/completions", json=body, headers={"Idempotency-Key": "one"})
+        for _ in range(2)
+    ]
+    if stream:
+        texts = {
+            "".join(
+                event["choices"][0]["delta"].get("content", "")
+                for event in events(reply)
+                if event != "[DONE]"
+            )
+            for reply in sent
+        }
+    else:
+        texts = {reply.json()["choices"][0]["message"]["content"] for reply in sent}
+    assert len(texts) == 1 and texts != {""}
+    history = sessions.http.get("/v1/state/history", params={"session_id": session}).json()
+    assert [turn["completion"] for turn in history["turns"]] == [*texts]
+    other = body | {"contents": [ASK]}
+    refused = sessions.http.post("/state/chat/completions", json=other, headers={"Idempotency-Key": "one"})
+    assert refused.status_code == 400 and "Idempotency-Key" in refused.json()["error"]
+    assert "Nina" in sessions.turn(session, ASK)
+
+
 def test_branches_and_forks_do_not_touch_each_other(sessions: Sessions):
     def branch(node: int, prompt: str) -> tuple[str, int]:
         body = GREEDY | {"contents": [prompt], "session_id": "tree", "dialogue_idx": node}

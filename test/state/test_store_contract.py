@@ -5,6 +5,7 @@ A further one is one more line of OPEN: a context with a database that is open.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from rwkv_batch.state.entries import (
     ANY,
     DAMAGED,
     NONE,
+    REQUEST_ID,
     Conflict,
     Dangling,
     DeleteSessions,
@@ -165,6 +167,39 @@ def test_a_turn_that_has_lost_its_past_to_others_is_a_conflict(store: SessionSto
 
 
 # What else the pool asks
+
+
+# Requests that are sent again
+
+
+def of_request(turn: Turn, name: bytes) -> Turn:
+    return replace(turn, request=name.ljust(REQUEST_ID, b".") + b"more")
+
+
+def test_a_turn_is_found_by_its_request(store: SessionStore) -> None:
+    one, two = (of_request(turn, name) for turn, name in zip(chain(1, [5, 5]), (b"k1", b"k2"), strict=True))
+    append(store, "a", one, NONE)
+    append(store, "a", two, one.id)
+    append(store, "b", next_turn(3), NONE)
+    assert store.find_request(two.request) == ("a", two) and store.read_turn(two.id) == two
+    assert store.find_request(one.request[:REQUEST_ID]) == ("", one), "no session ends with it"
+    assert store.find_request(b"k3".ljust(REQUEST_ID, b".")) is None
+    do(store, DeleteSessions(["a"]))
+    assert store.find_request(two.request) is None
+
+
+def test_a_request_is_stored_once(store: SessionStore) -> None:
+    one, late = of_request(next_turn(1), b"k"), of_request(next_turn(2), b"k")
+    append(store, "tree:1", one, NONE)
+    outcomes = store.commit(
+        [
+            [PutTurn(late), PutSession(session("tree:2", late), follows=NONE)],
+            [PutTurn(next_turn(3)), PutSession(session("b", next_turn(3)), follows=NONE)],
+        ]
+    )
+    assert isinstance(outcomes[0], Conflict) and not isinstance(outcomes[1], Refused)
+    assert "Idempotency-Key has been stored meanwhile" in str(outcomes[0])
+    assert keys(store) == ["b", "tree:1"] and store.find_request(late.request) == ("tree:1", one)
 
 
 def test_ids_of_turns_come_once(store: SessionStore) -> None:

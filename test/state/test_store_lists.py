@@ -5,10 +5,12 @@ import os
 import random
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from stores import (
+    chain,
     do,
     has,
     in_order,
@@ -228,6 +230,28 @@ def test_a_database_of_something_else_is_refused_and_left_alone(path: Path, stat
         Store(path)
     assert path.read_bytes()[100:] == before[100:]
     assert [file.name for file in path.parent.iterdir()] == ["sessions.db"]
+
+
+def make_older(path: Path) -> None:
+    """What schema 3 has added goes."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript(
+            "DROP INDEX turns_by_request; ALTER TABLE turns DROP COLUMN request; PRAGMA user_version = 2"
+        )
+
+
+def test_a_database_of_schema_2_is_made_one_of_schema_3(path: Path) -> None:
+    one, two = chain(1, [5, 5])
+    with contextlib.closing(Store(path)) as store:
+        put_all(store, one)
+        do(store, PutSession(session("a", one)))
+    make_older(path)
+    with contextlib.closing(Store(path)) as store:
+        assert store.find_session("a") == session("a", one) and store.read_turn(one.id) == one
+        named = replace(two, request=bytes(range(20)))
+        put_all(store, named)
+        assert store.find_request(named.request) == ("", named)
+    Store(path).close()
 
 
 def test_places_where_there_can_be_no_database(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 
 from rwkv_batch.engine.rows.beginnings import Beginnings
 from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.rows.repeats import OTHER_BODY, StoredReply, stored_with
 from rwkv_batch.engine.rows.rows import failure
 from rwkv_batch.engine.scheduling.row import DECODING, LOADING, Beginning, Life, Row, RowAdapter
 from rwkv_batch.state.entries import (
@@ -26,7 +27,7 @@ from rwkv_batch.state.entries import (
     StoreError,
 )
 from rwkv_batch.state.pool.savepoints import RunningTurn
-from rwkv_batch.wire.protocol import Failed, Progress, Rejected, RowDelta, SessionTurn
+from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, Rejected, RowDelta, SessionTurn
 
 
 class _Refused(StoreError):
@@ -63,6 +64,9 @@ class StoredTurn(Life):
     def begin(self, row: Row) -> Beginning:
         turns, parts = self.turns, self.turns.parts
         try:
+            if reply := turns.stored_reply(row.request):
+                self._answer_again(row, reply)
+                return {}
             self.source = turns.find_source(self)
             self.at = self._find_target()
         except StoreError as error:
@@ -143,9 +147,11 @@ class StoredTurn(Life):
     def commit(self, row: Row) -> None:
         """Store its tokens."""
         assert self.at is not None
+        assert self.last_delta is not None
         done, model = partial(self._committed, row), self._model
+        request = stored_with(row.request, self.last_delta, len(row.drawn))
         self.head = self.turns.parts.pool.commit(
-            self.at, self.parent, row.prompt, self.completion, done, model
+            self.at, self.parent, row.prompt, self.completion, done, model, request
         )
 
     def save(self, row: Row) -> None:
@@ -166,6 +172,14 @@ class StoredTurn(Life):
         """The turn is over when it is stored and its state is at its end."""
         if self.committed and self.kept:
             self._end(row)
+
+    def _answer_again(self, row: Row, reply: StoredReply) -> None:
+        """It was stored before: its reader gets the text of then. Raises _Refused."""
+        if not reply.answers(row.request):
+            raise _Refused("invalid", OTHER_BODY)
+        text = self.turns.parts.tokenizer.decode(reply.turn.completion)
+        last = reply.delta(row.number, text, row.request.return_ids)
+        self.turns.parts.rows.end(row, last.finish_reason or "stop", Progress(row.key[1], [last]))
 
     def _find_target(self) -> SessionAt | None:
         """The session that it is stored in, as it finds that now. Raises StoreError."""
@@ -263,6 +277,8 @@ class Turns:
         if turn.branch is None:
             return turn.target
         pool = self.parts.pool
+        if turn.request and (found := pool.find_request(turn.request)) and found[0]:
+            return found[0]
         if turn.branch not in self._numbers:
             tails = (key.removeprefix(f"{turn.branch}:") for key in pool.keys(f"{turn.branch}:"))
             self._numbers[turn.branch] = max((int(tail) for tail in tails if tail.isdecimal()), default=0)
@@ -271,6 +287,13 @@ class Turns:
             key = f"{turn.branch}:{self._numbers[turn.branch]}"
             if key not in self.parts.scheduler.queues and pool.find(key) is None:
                 return key
+
+    def stored_reply(self, request: GenerateRequest) -> StoredReply | None:
+        """What is stored of this turn, if it has been sent before. Raises StoreError."""
+        if request.turn is None or not request.turn.request:
+            return None
+        found = self.parts.pool.find_request(request.turn.request)
+        return StoredReply(*found) if found else None
 
     def has_source(self, turn: SessionTurn) -> bool:
         """Whether the turn's source is stored, or an earlier turn is going to store it."""

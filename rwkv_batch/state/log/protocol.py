@@ -42,7 +42,8 @@ class CommitQueue(Protocol):
 class SessionStore(Protocol):
     """An open database. Reading methods raise StoreError, and RowDamaged for a row that cannot be read.
 
-    `commit` and `checkpoint` are for one thread, `find_session` for another, everything else for a third.
+    `commit` and `checkpoint` are for one thread, `find_session` and `find_request` for another, everything
+    else for a third.
     `limit`: bytes that it and all images should take at most; None: any number. `path`: of its file; None: it
     ends with the process. `shared`: whether other processes change it, too.
     """
@@ -85,6 +86,13 @@ class SessionStore(Protocol):
 
     def find_session(self, key: str) -> Session | None:
         """The session as it was committed last, by any process."""
+
+    def find_request(self, request: bytes) -> tuple[str, Turn] | None:
+        """The committed turn whose `request` begins with these REQUEST_ID bytes, by any process.
+
+        With it comes the key of a session that ends with it; "": none does. No two turns have the same ones:
+        the commit of a second is a Conflict.
+        """
 
     def list_sessions(self, after: str | None, limit: int, prefix: str = "") -> list[Session]:
         """Up to `limit` sessions behind a key, in the order of their keys as bytes."""

@@ -94,6 +94,10 @@ class StoreReads:
         """Raises RowDamaged, StoreError."""
         return self._ask(self._reader, lambda db: tables.read_turn(db, turn))
 
+    def find_request(self, request: bytes) -> tuple[str, Turn] | None:
+        """The turn of a request, and a session that ends with it. Raises RowDamaged, StoreError."""
+        return self._ask(self._finder, lambda db: tables.find_request(db, request))
+
     def turn_ids(self, turn: int, numbers: range) -> list[int]:
         """Of the turns up to this one that have these numbers, the oldest first. Raises StoreError."""
         return self._ask(self._reader, lambda db: tables.turn_ids(db, turn, numbers.start, numbers.stop - 1))

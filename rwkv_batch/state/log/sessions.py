@@ -18,6 +18,7 @@ from rwkv_batch.state.entries import (
     Session,
     SessionAt,
     StoreError,
+    Turn,
 )
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.log.protocol import CommitQueue, Committed, SessionStore
@@ -50,6 +51,10 @@ class Sessions:
         """None if there is no such session, or its row is damaged. Raises StoreError."""
         change = self._changes.get(key)
         return change.session if change else self._stored(key)
+
+    def find_request(self, request: bytes) -> tuple[str, Turn] | None:
+        """The committed turn of a request; see SessionStore. Raises StoreError."""
+        return self._store.find_request(request)
 
     def at(self, key: str) -> SessionAt:
         """The session as a change finds it that begins now. Raises StoreError."""

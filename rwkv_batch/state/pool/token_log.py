@@ -5,10 +5,12 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from rwkv_batch.state.entries import (
     HIDDEN,
     NONE,
+    REQUEST_ID,
     Collect,
     Done,
     Head,
@@ -64,10 +66,24 @@ class TokenLog:
     # Turns
 
     def new_turn(
-        self, parent: Head | None, prompt: Sequence[int], completion: Sequence[int], model: int | None = None
+        self,
+        parent: Head | None,
+        prompt: Sequence[int],
+        completion: Sequence[int],
+        model: int | None = None,
+        request: bytes = b"",
     ) -> Turn:
         """The next turn after `parent`; None: at the beginning. model: None: without an adapter."""
-        return Turn.from_parent(self.new_id(), parent, prompt, completion, model or self._model)
+        turn = Turn.from_parent(self.new_id(), parent, prompt, completion, model or self._model)
+        return replace(turn, request=request) if request else turn
+
+    def find_request(self, request: bytes) -> tuple[str, Turn] | None:
+        """The turn of a request that is done, as SessionStore has it. Raises StoreError."""
+        if not self._durable:
+            for turn in self._unstored.values():
+                if turn.request[:REQUEST_ID] == request[:REQUEST_ID]:
+                    return "", turn
+        return self.sessions.find_request(request)
 
     def unknown_past(self, tokens: int, model: int | None = None) -> Turn:
         """A turn in place of a past that is not known."""

@@ -104,9 +104,18 @@ def _apply(database: sqlite3.Connection, operations: Iterator[Operation]) -> int
     return count
 
 
+def _has_requests(source: sqlite3.Connection) -> bool:
+    """Whether the turns have the column that came with schema 3."""
+    found = source.execute("SELECT count(*) FROM pragma_table_info('turns') WHERE name = 'request'")
+    return bool(found.fetchone()[0])
+
+
 def _rows(source: sqlite3.Connection, table: str, parse: Callable[[Sequence[Any]], T]) -> Iterator[T]:
     """Each row once that can be read."""
     columns, identifier, orders = _TABLES[table]
+    with contextlib.suppress(sqlite3.Error):
+        if table == "turns" and not _has_requests(source):
+            columns = columns.replace("request", "NULL")
     found: dict[Any, None] = {}
     for order in orders:
         with contextlib.suppress(sqlite3.Error):

@@ -15,6 +15,7 @@ from rwkv_batch.state.entries import (
     DAMAGED,
     HIDDEN,
     NONE,
+    REQUEST_ID,
     Collect,
     CommittedBefore,
     Conflict,
@@ -40,7 +41,7 @@ from rwkv_batch.state.entries import (
     unpack,
 )
 
-SCHEMA = 2
+SCHEMA = 3
 SHRUNK = 0.95  # of its limit: what a database keeps when something has to go
 
 TABLES = """
@@ -49,7 +50,7 @@ TABLES = """
     CREATE TABLE turns (
         id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, number INTEGER NOT NULL, start INTEGER NOT NULL,
         prompt BLOB NOT NULL, completion BLOB NOT NULL, created REAL NOT NULL, model INTEGER NOT NULL,
-        digest BLOB NOT NULL, checksum INTEGER NOT NULL);
+        digest BLOB NOT NULL, checksum INTEGER NOT NULL, request BLOB);
     CREATE INDEX turns_by_parent ON turns (parent);
     CREATE TABLE sessions (
         key BLOB PRIMARY KEY, turn INTEGER NOT NULL, number INTEGER NOT NULL, tokens INTEGER NOT NULL,
@@ -64,6 +65,12 @@ TABLES = """
         id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, updated REAL NOT NULL, checksum INTEGER NOT NULL,
         data BLOB NOT NULL);
     CREATE INDEX documents_by_age ON documents (updated);"""
+# Turn.request is NULL where it is empty: most turns are in no index of it.
+BY_REQUEST = f"""
+    CREATE UNIQUE INDEX turns_by_request ON turns (substr(request, 1, {REQUEST_ID}))
+        WHERE request IS NOT NULL;"""
+# What makes a database of each schema one of the next.
+MIGRATIONS = {2: f"ALTER TABLE turns ADD COLUMN request BLOB; {BY_REQUEST}"}
 # Where one process writes for several. `missing`: of the numbers up to `last`, those that have not been
 # carried out, each 8 bytes. Databases without it are of the same schema.
 CLIENTS = """
@@ -71,7 +78,7 @@ CLIENTS = """
         id INTEGER PRIMARY KEY, last INTEGER NOT NULL, missing BLOB NOT NULL);"""
 
 SESSION = "key, turn, number, tokens, digest, model, imaged, updated, checksum"
-TURN = "id, parent, number, start, prompt, completion, created, model, digest, checksum"
+TURN = "id, parent, number, start, prompt, completion, created, model, digest, request, checksum"
 IMAGE_SIZE = "coalesce(CAST(size AS INTEGER), 0)"  # a number, also of a damaged row
 LISTED = "(key < x'00' OR key >= x'01')"  # a key that does not begin with HIDDEN
 DOCUMENT = "key, updated, data, checksum"
@@ -85,10 +92,10 @@ _OLDEST = f"""
 
 
 def prepare(connection: sqlite3.Connection, path: object) -> None:
-    """Check the schema, or make it in an empty file. Raises StoreError for any other database."""
+    """Check the schema, make it of an older one, or in an empty file. Raises StoreError for any other."""
     schema = connection.execute("PRAGMA user_version").fetchone()[0]
     tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-    if schema != SCHEMA and (schema or tables):
+    if schema != SCHEMA and schema not in MIGRATIONS and (schema or tables):
         raise StoreError(
             f"The database {path} has schema {schema}, but this server uses {SCHEMA}; "
             "name another file, or move this one away."
@@ -96,7 +103,15 @@ def prepare(connection: sqlite3.Connection, path: object) -> None:
     if tables and not {("sessions",), ("turns",), ("images",), ("documents",), ("models",)} <= set(tables):
         raise StoreError(f"The database {path} has schema {schema} of another program; name another file.")
     if not tables:
-        connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {TABLES} {BY_REQUEST} PRAGMA user_version = {SCHEMA}; COMMIT;"
+        )
+        return
+    while schema in MIGRATIONS:
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {MIGRATIONS[schema]} PRAGMA user_version = {schema + 1}; COMMIT;"
+        )
+        schema += 1
 
 
 def id_of_model(fingerprint: str) -> int:
@@ -172,13 +187,25 @@ def turn_ids(connection: sqlite3.Connection, turn: int, first: int, last: int) -
     return [int(row[0]) for row in rows]
 
 
+def find_request(connection: sqlite3.Connection, request: bytes) -> tuple[str, Turn] | None:
+    """The turn of this request, and the key of a session that ends with it, or "". Raises RowDamaged."""
+    query = f"SELECT {TURN} FROM turns WHERE substr(request, 1, {REQUEST_ID}) = ? AND request IS NOT NULL"
+    row = connection.execute(query, (request[:REQUEST_ID],)).fetchone()
+    if row is None:
+        return None
+    turn = as_turn(row)
+    key = connection.execute("SELECT min(key) FROM sessions WHERE turn = ?", (turn.id,)).fetchone()[0]
+    return decoded(key) if key is not None else "", turn
+
+
 def as_turn(row: Sequence[object]) -> Turn:
     """Raises RowDamaged."""
-    *columns, checksum = row
-    if _checksum(columns) != checksum:
+    *columns, request, checksum = row
+    if _checksum(columns if request is None else [*columns, request]) != checksum:
         raise RowDamaged("A part of the session is stored damaged.")
     id_, parent, number, start, prompt, completion, created, model, digest = columns
-    return Turn(id_, parent, number, start, unpack(prompt), unpack(completion), created, model, digest)  # type: ignore[arg-type]
+    asked, said = unpack(prompt), unpack(completion)  # type: ignore[arg-type]
+    return Turn(id_, parent, number, start, asked, said, created, model, digest, request or b"")  # type: ignore[arg-type]
 
 
 def image_model(connection: sqlite3.Connection, turn: int) -> int | None:
@@ -232,8 +259,10 @@ def insert_turn(connection: sqlite3.Connection, turn: Turn) -> None:
         turn.model,
         turn.digest,
     )
-    places = ", ".join("?" * (len(columns) + 1))
-    connection.execute(f"INSERT INTO turns ({TURN}) VALUES ({places})", (*columns, _checksum(columns)))
+    places = ", ".join("?" * (len(columns) + 2))
+    checksum = _checksum([*columns, turn.request] if turn.request else columns)
+    values = *columns, turn.request or None, checksum
+    connection.execute(f"INSERT INTO turns ({TURN}) VALUES ({places})", values)
 
 
 @singledispatch
@@ -253,6 +282,11 @@ def _put_turn(operation: PutTurn, connection: sqlite3.Connection, removed: Remov
         found = connection.execute("SELECT digest FROM turns WHERE id = ?", (turn.id,)).fetchone()
         if found and found[0] == turn.digest:
             raise CommittedBefore("This turn is stored already.") from None
+        if turn.request and not found:
+            raise Conflict(
+                "The turn of this Idempotency-Key has been stored meanwhile; send the request again to get "
+                "its reply."
+            ) from None
         raise
 
 

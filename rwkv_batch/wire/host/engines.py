@@ -232,10 +232,13 @@ class _Part:
                 whole.end(event)
 
     def _run_again(self) -> None:
-        """A turn does so only if it has not been stored: an engine that is asked for its session knows."""
+        """A turn does so only if it has not been stored, or has an Idempotency-Key.
+
+        Whether it has been stored, an engine that is asked for its session knows.
+        """
         engines, turn = self.whole.engines, self.request.turn
         key = (self.accepted and self.accepted.target) or (turn and (turn.target or turn.branch))
-        if not (turn and key):
+        if not turn or not key or turn.request:  # by that the engine knows whether it is stored
             engines.run_again(self)
             return
         reader = _StoredTurn(self)

@@ -52,6 +52,7 @@ def merge(deltas: list[RowDelta]) -> list[RowDelta]:
                 delta.stop,
                 old.ids + delta.ids,
                 old.prompt + delta.prompt,
+                delta.error,
             )
         )
     return list(rows.values())
@@ -97,6 +98,10 @@ class Reply(ABC):
     def error(self, message: str, status: int, param: str | None = None) -> Json:
         """The error body of the route's family. `param`: the field that is wrong."""
         return self.shape(ApiError(status, message, param))
+
+    def row_error(self, row: RowDelta) -> Json:
+        """What the choice of a row says besides, if it has ended with an error while others went on."""
+        return {"error": self.error(row.error, 500)["error"]} if row.error else {}
 
     def failure(self, message: str, status: int) -> Json:
         """The last event of a stream whose job has failed."""

@@ -92,6 +92,7 @@ class NativeReply(Reply):
                     "index": row.row,
                     "message": {"role": "assistant", "content": row.text},
                     "finish_reason": row.finish_reason,
+                    **self.row_error(row),
                 }
                 for row in merge_in_order(deltas)
             ]
@@ -100,7 +101,9 @@ class NativeReply(Reply):
     def events(self, deltas: list[RowDelta]) -> list[Json]:
         texts = [{"index": d.row, "delta": {"content": d.text}} for d in deltas if d.text]
         ends = [
-            {"index": d.row, "delta": {}, "finish_reason": d.finish_reason} for d in deltas if d.finish_reason
+            {"index": d.row, "delta": {}, "finish_reason": d.finish_reason, **self.row_error(d)}
+            for d in deltas
+            if d.finish_reason
         ]
         chunks = [texts, *([end] for end in ends)]
         return [{"object": "chat.completion.chunk", "choices": choices} for choices in chunks if choices]

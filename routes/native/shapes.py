@@ -16,7 +16,8 @@ class NativeMessage(TypedDict):
 class NativeChoice(TypedDict):
     index: int
     message: NativeMessage
-    finish_reason: Literal["stop", "length", "paused"]
+    finish_reason: Literal["stop", "length", "paused", "error"]
+    error: NotRequired[str]  # why the choice has ended, while others went on
 
 
 class NativeTexts(TypedDict):

@@ -129,7 +129,8 @@ class ChatReply(OpenAIReply):
             "index": row.row,
             "message": message,
             "logprobs": _logprobs(row.logprobs) if self._logprobs else None,
-            "finish_reason": "tool_calls" if reader.calls else row.finish_reason,
+            "finish_reason": _finish_reason(reader, row),
+            **self.row_error(row),
         }
         return choice | {"token_ids": row.ids} if self._ids else choice
 
@@ -156,8 +157,12 @@ class ChatReply(OpenAIReply):
             choices = choices or [_choice(delta.row, {"content": ""})]
             choices[0] |= more
         if delta.finish_reason:
-            choices.append(_choice(delta.row, {}, "tool_calls" if reader.calls else delta.finish_reason))
+            choices.append(_choice(delta.row, {}, _finish_reason(reader, delta)) | self.row_error(delta))
         return choices
+
+
+def _finish_reason(reader: AnswerReader, row: RowDelta) -> str | None:
+    return "tool_calls" if reader.calls and not row.error else row.finish_reason
 
 
 def _choice(index: int, delta: Json, finish_reason: str | None = None) -> Json:

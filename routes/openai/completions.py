@@ -80,7 +80,13 @@ class CompletionReply(OpenAIReply):
         prompt, logprobs = row.row // self._request.n, row.logprobs
         self._begun.add(row.row)
         text = self._echoed(prompt) + row.text if self._echo else row.text
-        choice: Json = {"index": row.row, "text": text, "logprobs": None, "finish_reason": row.finish_reason}
+        choice: Json = {
+            "index": row.row,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": row.finish_reason,
+            **self.row_error(row),
+        }
         if self._logprobs:
             front = self._bytes[prompt][0] if self._echo else None
             choice["logprobs"] = self._logprobs[row.row].take(row.prompt + logprobs, front)
@@ -98,6 +104,7 @@ class CompletionReply(OpenAIReply):
             "text": delta.text,
             "logprobs": self._logprobs[delta.row].take(delta.logprobs) if self._logprobs else None,
             "finish_reason": delta.finish_reason,
+            **self.row_error(delta),
         }
         return [choice | {"token_ids": delta.ids} if self._request.return_ids else choice]
 

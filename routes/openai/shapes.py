@@ -4,7 +4,14 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-FinishReason = Literal["stop", "length", "tool_calls", "paused"]
+FinishReason = Literal["stop", "length", "tool_calls", "paused", "error"]
+
+
+class RowError(TypedDict):
+    message: str
+    type: Literal["server_error"]
+    param: None
+    code: None
 
 
 class LikelyToken(TypedDict):
@@ -45,6 +52,7 @@ class ChatChoice(TypedDict):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    error: NotRequired[RowError]  # why the choice has ended, while others went on
     token_ids: NotRequired[list[int]]
 
 
@@ -84,6 +92,7 @@ class TextChoice(TypedDict):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: FinishReason
+    error: NotRequired[RowError]
     prompt_token_ids: NotRequired[list[int]]
     token_ids: NotRequired[list[int]]
 

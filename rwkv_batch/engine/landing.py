@@ -6,14 +6,12 @@ from collections.abc import Iterable
 
 from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.scheduling.row import RequestKey
+from rwkv_batch.engine.scheduling.row import Row
 from rwkv_batch.engine.scheduling.steps import StepInFlight
 from rwkv_batch.sampling.reference import BROKEN
 from rwkv_batch.wire.protocol import TokenLogprob
 
-NOT_FINITE = (
-    "The logits of this text are not finite numbers, so it cannot go on; nothing of the request is stored."
-)
+NOT_FINITE = "The logits of this text are not finite numbers, so it cannot go on; nothing of it is stored."
 log = logging.getLogger(__name__)
 
 
@@ -26,7 +24,7 @@ class Landing:
     def take(self, step: StepInFlight, ids: list[int]) -> None:
         """Give what a step has drawn, as of Draws.wait, to its rows, and emit their deltas.
 
-        A request of which a row has logits that are not finite fails.
+        A row whose logits are not finite has no next token: it ends with an error, and others go on.
         """
         counts, shown, tokenizer = self._parts.counts, self._parts.rows, self._parts.tokenizer
         marks = step.marks
@@ -38,7 +36,7 @@ class Landing:
             step.give_prompt_logprobs(tokenizer)
             for row, _ in step.scored:
                 if row.generating and not _finite(row.text.prompt_logprobs):
-                    self._fail(row.key)
+                    self._fail(row)
         logprobs = step.logprobs(ids, tokenizer)
         broken = {place for place, entry in logprobs.items() if not _finite([entry])}
         if BROKEN in ids:
@@ -51,7 +49,7 @@ class Landing:
                 if not row.generating:  # it finished at a draw before, or was dropped meanwhile
                     continue
                 if place in broken:
-                    self._fail(row.key)
+                    self._fail(row)
                 elif bound:
                     shown.reject(row.key, "invalid", bound.error, bound.field)
                 continue
@@ -76,11 +74,10 @@ class Landing:
         self._masks.submit()
         shown.gather()
 
-    def _fail(self, key: RequestKey) -> None:
-        """A row of this request has logits that are not finite, so that it has no next token."""
-        log.error("logits that are not finite have ended a request")
+    def _fail(self, row: Row) -> None:
+        log.error("logits that are not finite have ended a row")
         self._parts.counts.corrupted += 1
-        self._parts.rows.fail(key, NOT_FINITE)
+        self._parts.rows.fail_row(row, NOT_FINITE)
 
 
 def _finite(entries: Iterable[TokenLogprob]) -> bool:

@@ -50,7 +50,9 @@ def request_of(prompts: Iterable[str | list[int]], options: Options) -> Generate
 
 
 def whole_rows(steps: Iterable[Outbox], count: int, progress: bool) -> list[RowDelta]:
-    """The rows of the only request whose events these are, in order. Raises RuntimeError if it has failed.
+    """The rows of the only request whose events these are, in order.
+
+    Raises RuntimeError if it has failed, or all of its rows have.
 
     progress: with a bar of how many of the `count` rows have ended.
     """
@@ -63,4 +65,6 @@ def whole_rows(steps: Iterable[Outbox], count: int, progress: bool) -> list[RowD
                 if isinstance(event, Progress):
                     rows += event.rows
                     bar.update(len(event.rows))
+    if rows and all(row.error for row in rows):
+        raise RuntimeError(rows[0].error)
     return sorted(rows, key=lambda row: row.row)

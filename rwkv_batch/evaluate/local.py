@@ -35,6 +35,8 @@ class LocalModel:
                         raise EvaluationError(event.message)
                     if isinstance(event, Progress):  # the whole answer, as nothing is streamed
                         (row,) = event.rows
+                        if row.error:
+                            raise EvaluationError(row.error)
                         live -= 1
                         yield (
                             int(key[1]),

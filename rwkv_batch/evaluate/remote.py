@@ -139,6 +139,8 @@ def _alike(asks: Sequence[Ask]) -> Iterator[list[int]]:
 
 
 def _answer(choice: Json, ask: Ask) -> ModelAnswer:
+    if choice.get("error"):  # of this text, while others went on
+        raise EvaluationError(f"A text failed: {_reason(json.dumps(choice).encode())}")
     entries = _entries(choice["logprobs"]) if choice.get("logprobs") else []
     text, scored = choice["text"], list[TokenLogprob]()
     if ask.score_from is not None:

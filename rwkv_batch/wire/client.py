@@ -66,7 +66,10 @@ class EventReader(Protocol):
 
 
 class Job:
-    """One request under way. Its deltas queue here until they are read."""
+    """One request under way. Its deltas queue here until they are read.
+
+    Where each of its rows has ended with an error, the request has failed.
+    """
 
     def __init__(self, request: GenerateRequest, cancel: Callable[[str], None]) -> None:
         self.request = request
@@ -79,7 +82,7 @@ class Job:
         self._cancel = cancel
         self._deltas: list[RowDelta] = []
         self._error: Rejected | Failed | None = None  # an exception would keep its reader alive by its frames
-        self._running_rows = self.rows
+        self._running_rows, self._failed_rows = self.rows, 0
         self._arrived = threading.Condition()
         self._wake: Callable[[], object] | None = None
 
@@ -98,8 +101,13 @@ class Job:
                 case Accepted():
                     self.acceptance = event
                 case Progress(rows=rows):
+                    ended = [d for d in rows if d.finish_reason]
+                    self._running_rows -= len(ended)
+                    self._failed_rows += sum(1 for d in ended if d.error)
+                    if self._failed_rows == self.rows:
+                        self._error = Failed(event.id, ended[-1].error)
+                        rows = [d for d in rows if not d.error]
                     self._deltas += rows
-                    self._running_rows -= sum(1 for d in rows if d.finish_reason)
                     self.ended = time.monotonic()
                     self.began = self.began or self.ended
                 case Rejected() | Failed():
@@ -154,7 +162,7 @@ class Job:
         with self._arrived:
             self._wake = None
             deltas, self._deltas = self._deltas, []
-            self.exhausted = self._running_rows == 0
+            self.exhausted = self._running_rows == 0 and not self._error
         if self._error and not deltas:
             raise error_from(self._error)
         return deltas

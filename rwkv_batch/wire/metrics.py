@@ -79,7 +79,7 @@ ENGINE: dict[str, MetricFamily] = {
         "counter", "Rows that have ended, by what ended them.", ("model_name", "finished_reason")
     ),
     "corrupted_requests": MetricFamily(
-        "counter", "Rows whose logits were not finite numbers; their requests ended with an error.", MODEL
+        "counter", "Rows whose logits were not finite numbers, which ended them with an error.", MODEL
     ),
     "prompt_tokens": MetricFamily("counter", "Tokens of the prompts of accepted requests.", MODEL),
     "prompt_tokens_cached": MetricFamily("counter", "Of these, tokens that were not computed again.", MODEL),

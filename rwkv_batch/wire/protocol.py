@@ -175,11 +175,12 @@ class RowDelta(Struct, frozen=True, array_like=True):
     row: int
     text: str
     tokens: int  # tokens drawn since the last delta; a stop id does not count
-    finish_reason: str | None = None  # "stop", "length" or "paused" in the row's last delta
+    finish_reason: str | None = None  # "stop", "length", "paused" or "error" in the row's last delta
     logprobs: list[TokenLogprob] = []
     stop: str = ""  # in the last delta: the stop string that has ended the text
     ids: list[int] = []  # of these tokens, and the stop id last, if the request has `return_ids`
     prompt: list[TokenLogprob] = []  # of the prompt, in the row's first delta
+    error: str = ""  # with "error": why the row cannot go on, one sentence; other rows of its request do
 
 
 class Accepted(WireMessage, frozen=True, tag="accepted"):

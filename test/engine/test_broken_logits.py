@@ -1,4 +1,4 @@
-"""Logits that are not finite end a request with an error, and leave sessions as they were."""
+"""Logits that are not finite end a row with an error, and leave sessions and other rows as they were."""
 
 import math
 from pathlib import Path
@@ -11,16 +11,29 @@ from mixtures import add_start_states, parts
 
 from rwkv_batch.engine.landing import NOT_FINITE
 from rwkv_batch.engine.serving.report import of_engine
+from rwkv_batch.evaluate.asks import Ask, EvaluationError
+from rwkv_batch.evaluate.local import LocalModel
 from rwkv_batch.model.stages import StagedModel
 from rwkv_batch.model.torch_model import TorchModel
 from rwkv_batch.runner import backends
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.wire.protocol import Failed, Grammar, Progress, Rejected, Sampling
+from rwkv_batch.wire.protocol import (
+    Event,
+    Failed,
+    Grammar,
+    MixturePart,
+    Progress,
+    Rejected,
+    RowDelta,
+    Sampling,
+)
 
 POISON = 66  # the token that makes them so
 GREEDY = Sampling(temperature=0)
 DRAWS_IT = Sampling(temperature=0, logit_bias={POISON: 1e4})
 ENDS = (Failed, Progress, Rejected)
+PROMPTS = [[5, 6], [7, POISON, 8], [5, 9], [POISON]]
+SOUND = [0, 1, 4, 5]  # rows of these prompts, two of each
 
 
 def poisoned(driver: Driver, number: float = math.nan) -> Driver:
@@ -48,11 +61,20 @@ def driver(runner: str) -> Driver:
     return poisoned(Driver(max_rows=8))
 
 
-def assert_failed(driver: Driver, name: str) -> None:
-    """With the one sentence, once."""
-    events = driver.until(name, (Failed, Rejected))
-    assert [type(event) for event in events].count(Failed) == 1
-    assert isinstance(events[-1], Failed) and events[-1].message == NOT_FINITE
+def ends_of(events: list[Event]) -> list[RowDelta]:
+    """The last delta of each row."""
+    rows = [row for event in events if isinstance(event, Progress) for row in event.rows]
+    return [row for row in rows if row.finish_reason]
+
+
+def assert_failed(driver: Driver, name: str, rows: int = 1) -> None:
+    """All rows of a request, with the one sentence, once."""
+    while len(ends_of(events := driver.until(name, ENDS))) < rows:
+        driver.events[name].append(driver.events[name][0])  # so that `until` looks for more
+    ended = ends_of(events)
+    assert [row.finish_reason for row in ended] == ["error"] * rows
+    assert {row.error for row in ended} == {NOT_FINITE} and not any(row.prompt for row in ended)
+    assert not any(isinstance(event, Failed | Rejected) for event in events)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
@@ -75,12 +97,61 @@ def test_a_prompt_that_breaks_them_is_an_error_and_other_rows_go_on(driver: Driv
     poisoned(driver, number)
     alone = driver.say([5, 6], max_tokens=12)
     beside = driver.add([5, 6], max_tokens=12)
-    assert_failed(driver, driver.add([7, POISON, 8], **fields))
+    rows = fields.get("n", 1)
+    assert_failed(driver, driver.add([7, POISON, 8], **fields), rows)
     assert driver.said(beside) == alone == driver.say([5, 6], max_tokens=12)
     counts = driver.engine.counts
-    assert counts.corrupted == 1 and counts.finished["error"] == fields.get("n", 1)
+    assert counts.corrupted == counts.finished["error"] == rows
     figures = {series.family: series.values for series in of_engine("m", driver.engine).series}
-    assert figures["corrupted_requests"] == [1]
+    assert figures["corrupted_requests"] == [rows]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"flush_tokens": 1},
+        {"prompt_logprobs": 1},
+        {"grammar": Grammar("regex", "[A-Z]{3}")},
+        {"mixture": [MixturePart("", 0.5), MixturePart("", 0.5)]},
+    ],
+)
+@pytest.mark.parametrize("slots", [2, 8])
+def test_the_other_rows_of_its_request_go_on(runner: str, fields, slots: int) -> None:
+    driver = Driver(max_rows=slots)
+    never = Sampling(seed=1, logit_bias={POISON: -1e4})  # the token is drawn by none
+    found = []
+    for number in (0.1, math.nan):
+        poisoned(driver, number)
+        name = driver.add([], prompts=PROMPTS, n=2, sampling=never, **fields)
+        while not driver.engine.drained or driver.engine.masks.wait():
+            driver.step()
+        rows: dict[int, list[RowDelta]] = {}
+        for event in driver.events[name]:
+            for row in event.rows if isinstance(event, Progress) else ():
+                rows.setdefault(row.row, []).append(row)
+        found.append(rows)
+    broken = found[1]
+    for row in range(8):
+        if row in SOUND:
+            texts = ["".join(each.text for each in rows[row]) for rows in found]
+            assert texts[0] == texts[1] and broken[row][-1].finish_reason == found[0][row][-1].finish_reason
+        else:
+            assert [(each.finish_reason, each.error) for each in broken[row]] == [("error", NOT_FINITE)]
+    assert driver.engine.counts.corrupted == 4
+
+
+def test_generate_says_which_of_its_rows_has_failed(driver: Driver) -> None:
+    rows = driver.engine.generate([[5, 6], [7, POISON]], max_tokens=3, sampling=GREEDY)
+    assert [row.finish_reason for row in rows] == ["length", "error"]
+    assert [row.error for row in rows] == ["", NOT_FINITE]
+    with pytest.raises(RuntimeError, match="not finite"):
+        driver.engine.generate([[7, POISON], [POISON]], max_tokens=3, sampling=GREEDY)
+
+
+def test_an_evaluation_says_why_it_has_no_answer(driver: Driver) -> None:
+    with pytest.raises(EvaluationError, match="not finite"):
+        list(LocalModel(driver.engine).answers([Ask([5], 1), Ask([POISON], 1)]))
 
 
 def test_a_token_that_breaks_them_is_the_last_that_is_drawn(driver: Driver, runner: str) -> None:

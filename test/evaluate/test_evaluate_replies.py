@@ -76,6 +76,13 @@ def test_a_reply_that_is_cut_off(other: OtherServer):
         list(RemoteModel(url(other), model="m").answers(PROMPTS))
 
 
+@pytest.mark.parametrize("error", ["It broke.", {"message": "It broke.", "type": "server_error"}])
+def test_a_choice_that_failed_while_others_were_answered(other: OtherServer, error: object):
+    other.reply = {"choices": [CHOICE, CHOICE | {"index": 1, "finish_reason": "error", "error": error}]}
+    with pytest.raises(EvaluationError, match=r"A text failed: It broke\."):
+        list(RemoteModel(url(other), model="m").answers(PROMPTS))
+
+
 @pytest.mark.parametrize("text", ["", " AB", " the"])
 def test_a_choice_that_is_no_letter_is_not_counted(other: OtherServer, text: str):
     other.reply = {"choices": [CHOICE | {"text": text, "logprobs": LETTER}]}

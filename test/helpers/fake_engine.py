@@ -4,7 +4,8 @@ when asked.
 What a prompt begins with decides: "hang" (accepted, then silence), "slow" (20 ms a token), "trickle" (4
 characters, then silence), "late" (0.7 s before the first token), "overloaded", "invalid", "fail" (accepted,
 then failed), "broken" (some text, then failed), "flood" (a piece each 5 ms, no end), "mute" (not even
-accepted); anything else is echoed at once.
+accepted); anything else is echoed at once. A row whose own prompt begins with "ill" ends with an error behind
+its first character, and others go on.
 
 A turn echoes everything its session has seen, and stores that with its last delta. Session commands work on
 `sessions`, whose keys decide in the same way ("mute", "late", "overloaded", "fail"); keys beginning with
@@ -344,6 +345,8 @@ def script(
     for row in range(len(request.prompts) * request.n):
         prompt = request.prompts[row // request.n] if seen is None else seen
         deltas = row_deltas(row, prompt if isinstance(prompt, str) else str(prompt), request)
+        if str(prompt).removeprefix("User: ").startswith("ill"):
+            deltas = [RowDelta(row, "i", 1), RowDelta(row, "", 0, "error", error="The fake engine lost it.")]
         if first.startswith("trickle"):
             deltas = deltas[:4]
         if first.startswith("flood"):

@@ -1,4 +1,4 @@
-"""Logits that are not finite end a request on a GPU, no matter which kernels run its steps."""
+"""Logits that are not finite end a row on a GPU, no matter which kernels run its steps."""
 
 import math
 
@@ -12,7 +12,7 @@ from bench.make_checkpoint import random_rwkv6, random_rwkv7a
 from rwkv_batch.engine.landing import NOT_FINITE
 from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.quantization.quantize import quantize
-from rwkv_batch.wire.protocol import Failed, Grammar, Rejected, Sampling
+from rwkv_batch.wire.protocol import Failed, Grammar, Progress, Rejected, Sampling
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("own_tuning")]
 POISON, VOCAB = 66, 512
@@ -45,8 +45,10 @@ def driver(request: pytest.FixtureRequest, own_tuning: None) -> Driver:
 
 
 def assert_failed(driver: Driver, name: str) -> None:
-    events = driver.until(name, (Failed, Rejected))
-    assert isinstance(events[-1], Failed) and events[-1].message == NOT_FINITE
+    (*_, last) = driver.until(name, (Failed, Rejected, Progress))
+    assert isinstance(last, Progress)
+    (ended,) = last.rows
+    assert (ended.finish_reason, ended.error) == ("error", NOT_FINITE)
 
 
 @pytest.mark.parametrize("beside", [0, 1, 20])

@@ -347,3 +347,20 @@ def test_a_forced_call_of_a_g1_checkpoint_is_read_from_its_fence():
     choice = reply.whole(job_of(request), [row])["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Paris"}'
+
+
+def test_a_choice_that_fails_says_so_and_the_others_are_whole():
+    """No member of the reply itself is named error, which clients take for the end of all of it."""
+    error = {"message": "It broke.", "type": "server_error", "param": None, "code": None}
+    deltas = [RowDelta(1, "half", 2, "error", error="It broke."), RowDelta(0, "all", 3, "stop")]
+    for prepared in (chat(n=2), complete(n=2), complete(n=2, logprobs=1, echo=True)):
+        job = job_of(prepared.request)
+        job.acceptance = Accepted("", [1], prompt_bytes=[[b"Once"]], prompt_ids=[[1]])
+        body = prepared.reply.whole(job, deltas)
+        events = prepared.reply.first(job) + prepared.reply.events(deltas) + prepared.reply.last(job)
+        ends = [c for event in events for c in event["choices"] if c["finish_reason"]]
+        for choices in (body["choices"], sorted(ends, key=lambda choice: choice["index"])):
+            assert [choice["finish_reason"] for choice in choices] == ["stop", "error"]
+            assert choices[1]["error"] == error and "error" not in choices[0]
+        assert "error" not in body and not any("error" in event for event in events)
+    assert body["choices"][1]["text"] == "Oncehalf"

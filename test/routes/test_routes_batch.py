@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 from frontend_process import FrontendProcess
-from native_calls import FIM, V1, streamed
+from native_calls import FIM, V1, events, streamed
 
 from routes.native.batch import v3
 from rwkv_batch.config import FrontendConfig
@@ -50,6 +50,28 @@ def test_the_reply(server, path, id_):
         path, json={"contents": ["long enough"], "max_tokens": 4, "stream": False}
     ).json()["choices"][0]
     assert (len(short["message"]["content"]), short["finish_reason"]) == (4, "length")
+
+
+@pytest.mark.parametrize("path", [V1, *PATHS])
+def test_a_row_that_fails_is_named_and_the_others_are_answered(server, path):
+    body = {"contents": ["fine", "ill", "well"], "stream": False, "use_prefix_cache": False}
+    whole = server.http.post(path, json=body)
+    assert whole.status_code == 200 and "error" not in whole.json()
+    fine, ill, well = whole.json()["choices"]
+    assert fine["finish_reason"] == well["finish_reason"] == "stop" and "error" not in fine | well
+    assert (ill["finish_reason"], ill["error"]) == ("error", "The fake engine lost it.")
+    streamed_events = events(server.http.post(path, json=body | {"stream": True}))
+    ends = {c["index"]: c for e in streamed_events for c in e["choices"] if "finish_reason" in c}
+    assert {index: end["finish_reason"] for index, end in ends.items()} == {0: "stop", 1: "error", 2: "stop"}
+    assert ends[1]["error"] == "The fake engine lost it." and "error" not in ends[0] | ends[2]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_request_of_which_no_row_is_left_has_failed(server, rows):
+    body = {"contents": ["ill"] * rows, "stream": False}
+    whole = server.http.post(V2, json=body)
+    assert (whole.status_code, whole.json()) == (500, {"error": "The fake engine lost it."})
+    assert events(server.http.post(V2, json=body | {"stream": True}))[-1] == whole.json()
 
 
 def test_a_batch_has_a_path_of_its_own_too(server):

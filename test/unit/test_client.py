@@ -107,6 +107,18 @@ def test_a_failure_comes_after_the_text_before_it(wire: tuple[StubEngine, Client
         job.read(5)
 
 
+def test_a_job_has_failed_when_none_of_its_rows_is_left(wire: tuple[StubEngine, Client]):
+    engine, client, job = submitted(wire)
+    engine.send(Progress("one", [RowDelta(0, "x", 1), RowDelta(1, "y", 1, "error", error="broken")]))
+    assert [(delta.text, delta.error) for delta in job.read(5)] == [("x", ""), ("y", "broken")]
+    assert not job.exhausted
+    engine.send(Progress("one", [RowDelta(0, "", 0, "error", error="broken too")]))
+    with pytest.raises(RequestFailed, match="broken too"):
+        job.read(5)
+    assert not job.exhausted
+    assert_nothing_is_in_flight(engine, client)
+
+
 def test_cancelling_tells_the_engine_once_and_drops_what_still_comes(wire: tuple[StubEngine, Client]):
     engine, client, job = submitted(wire)
     job.cancel()

@@ -112,6 +112,15 @@ def test_rows_that_go_on_keep_what_they_have_drawn(host: Host):
     assert sorted((part.prompts[0], part.rows[0]) for part in parts) == [("a", rows[0]), ("b", rows[1])]
 
 
+def test_a_row_that_fails_on_one_engine_leaves_those_of_the_others(host: Host):
+    job = host.wire.submit(request("a", "b"))
+    first, second = (engine.receive() for engine in host.engines)
+    failed = RowDelta(first.row_numbers[0], "", 0, "error", error="broken")
+    host.engines[0].send(Accepted(first.id, [1]), Progress(first.id, [failed]))
+    host.engines[1].send(Accepted(second.id, [1]), Progress(second.id, [end(second.row_numbers[0])]))
+    assert read_all(job) == {first.row_numbers[0]: "", second.row_numbers[0]: "x"}
+
+
 def test_a_refusal_of_one_engine_ends_the_rows_of_the_others(host: Host):
     job = host.wire.submit(request("a", "b"))
     first, second = (engine.receive() for engine in host.engines)

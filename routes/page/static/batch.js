@@ -46,11 +46,11 @@ class RowCard {
     this.sink.append(piece);
   }
 
-  /** @param {string} reason "stop", "length" or another one of the server's */
+  /** @param {string} reason "stop", "length", "error" or another one of the server's */
   finish(reason) {
     this.finished = reason;
     this.sink.flush();
-    this._show(reason === "length" ? "end_length" : "end_stop");
+    this._show({ length: "end_length", error: "end_error" }[reason] ?? "end_stop");
   }
 
   /** Say so where the card is too low for its text. */

@@ -185,6 +185,7 @@ export const TABLE = {
   running: ["running", "生成中"],
   end_stop: ["finished", "已完成"],
   end_length: ["reached the limit", "已达上限"],
+  end_error: ["failed", "出错"],
   showAll: ["Show all", "展开"],
   showLess: ["Show less", "收起"],
 

@@ -92,6 +92,18 @@ class Rows:
         for row in running:
             row.life.drop(row, (row.state is not FINALIZING and row.text.finish_reason) or reason)
 
+    def end_together(self, row: Row, reason: str) -> None:
+        """End a row that runs, and those that draw as one with it."""
+        for each in row.together:
+            if each.slot is not None:
+                each.life.drop(each, reason)
+
+    def fail_row(self, row: Row, message: str) -> None:
+        """A row that runs cannot go on; the others of its request do."""
+        first = row.together[0]
+        self.show(first, first.fail(message))
+        self.end_together(row, "error")
+
     def reject(self, key: RequestKey, reason: str, message: str, field: str = "") -> None:
         """End what there is of a request, which is refused. reason and field: of Rejected."""
         self._lose(key)

@@ -213,9 +213,7 @@ class StoredTurn(Life):
             if not self.stored:
                 answer = failure(row.key[1], error or "")
                 self.turns.parts.rows.answer(row, "error", answer)
-            for each in row.together:
-                if each.slot is not None:
-                    each.life.drop(each, "error")
+            self.turns.parts.rows.end_together(row, "error")
 
     def _committed(self, row: Row, error: str | None) -> None:
         self.committed = True

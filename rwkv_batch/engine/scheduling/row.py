@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from msgspec.structs import replace
+
 from rwkv_batch.engine.constraints.masks import RowConstraint
 from rwkv_batch.engine.scheduling.row_input import TokenInput
 from rwkv_batch.engine.scheduling.row_text import RowText
@@ -237,6 +239,12 @@ class Row:
         """Its text ends behind the token drawn last."""
         self.text.finish(reason, stop_id)
         self.state = FINISHED
+
+    def fail(self, why: str) -> RowDelta:
+        """It cannot go on, and ends behind the token drawn last; its last delta. why: one sentence."""
+        self.finish("error")
+        self.text.prompt_logprobs.clear()
+        return replace(self.text.take(self.drawn), finish_reason="error", error=why)
 
     def finalize(self, tokens: list[int]) -> None:
         """The text has ended. `tokens` are still fed, nothing is drawn; then the state is stored."""

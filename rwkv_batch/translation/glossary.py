@@ -11,17 +11,22 @@ for the one in its place, otherwise for the first. `case`: the source counts in 
 begin with `#` are left out.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
+from ahocorasick_rs import AhoCorasick, MatchKind
+
 from rwkv_batch.chat.languages import find
-from rwkv_batch.translation.scripts import joins_words
+from rwkv_batch.translation.scripts import WORD, joins_words
 
 ANY = ("", "*")
 MOST_TERMS, LONGEST = 50_000, 200  # of a glossary, and characters of a form
 MOST_PAIRS = 64  # of languages, for which terms are kept
-KEY = 8  # first characters by which a form is looked up
+MOST_CHARACTERS = 500_000  # of the terms of a request: what finds them takes a hundred bytes for each
+EDGE = "\0"  # stands where a word begins and ends in what is searched
 
 
 class GlossaryError(ValueError):
@@ -52,53 +57,84 @@ class Found(NamedTuple):
     wanted: str
 
 
+class _Marked:
+    """A text as it is searched: with an EDGE on both sides of each word, so that no part of one is found."""
+
+    def __init__(self, text: str) -> None:
+        self._edges = [at for word in WORD.finditer(text) for at in word.span()]
+        self.plain, self.lowered = self._with_edges(text), self._with_edges(lower(text))
+        self._edges = [at + number for number, at in enumerate(self._edges)]
+
+    def _with_edges(self, text: str) -> str:
+        ends = [0, *self._edges, len(text)]
+        return EDGE.join(text[start:end] for start, end in pairwise(ends))
+
+    def place(self, at: int) -> int:
+        """Where in the text that place of the searched one is."""
+        return at - bisect_left(self._edges, at)
+
+
+class _Forms:
+    """Forms of terms, all found in one pass: the time for a text does not depend on how many there are."""
+
+    def __init__(self, exact: bool) -> None:
+        self.exact = exact
+        self._entries: dict[str, tuple[Term, int]] = {}
+        self._list: list[tuple[Term, int]] = []
+        self._found: AhoCorasick | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def add(self, form: str, number: int, term: Term) -> None:
+        marked = _Marked(form)
+        self._entries.setdefault(marked.plain if self.exact else marked.lowered, (term, number))
+
+    def find(self, text: _Marked, start: int, end: int) -> list[tuple[int, int, Term, int]]:
+        """Those in that part of the searched text, with the number of the form; the longest one counts."""
+        if self._found is None:
+            self._list = list(self._entries.values())
+            self._found = AhoCorasick(self._entries, matchkind=MatchKind.LeftmostLongest)
+        part = (text.plain if self.exact else text.lowered)[start:end]
+        return [
+            (start + first, start + last, *self._list[which])
+            for which, first, last in self._found.find_matches_as_indexes(part)
+        ]
+
+
 class Terms:
     """The terms for one pair of languages, looked up in texts."""
 
     def __init__(self, terms: Iterable[Term], after: "Terms | None" = None) -> None:
-        """Of two that have a form in common the first counts. `after`: others, which count behind these."""
-        self._after = after
-        self._sizes: dict[str, list[int]] = {}  # of the forms that begin so
-        self._forms: dict[str, list[tuple[str, int, Term]]] = {}  # by a form in lower case
-        seen: set[tuple[str, bool]] = set()
+        """Of two that have a form in common the first counts. `after`: others, which count behind these.
+
+        Those whose case counts go before those whose case does not.
+        """
+        exact, loose = _Forms(True), _Forms(False)
         for term in terms:
             for number, form in enumerate(term.source):
-                if (entry := (form if term.exact else lower(form), term.exact)) not in seen:
-                    seen.add(entry)
-                    self._forms.setdefault(lower(form), []).append((form, number, term))
-        for form in self._forms:
-            self._sizes.setdefault(form[:KEY], []).append(len(form))
-        for key, sizes in self._sizes.items():
-            self._sizes[key] = sorted(set(sizes), reverse=True)  # the longest one counts
+                (exact if term.exact else loose).add(form, number, term)
+        self._layers: list[_Forms] = [*filter(None, (exact, loose)), *(after._layers if after else ())]
 
     def __bool__(self) -> bool:
-        return bool(self._forms) or bool(self._after)
+        return bool(self._layers)
 
     def find(self, text: str) -> list[Found]:
         """All that stand in the text, in order; none of them in another one."""
-        found: list[Found] = []
-        if not self:
-            return found
-        lowered, at = lower(text), 0
-        while at < len(text):
-            if each := self.at(text, lowered, at):
-                found.append(each)
-                at = each.end
-            else:
-                at += 1
-        return found
-
-    def at(self, text: str, lowered: str, at: int) -> Found | None:
-        """The term that begins there. `lowered`: the text as `lower` has it."""
-        if at and joins_words(lowered[at]) and joins_words(lowered[at - 1]):
-            return None  # inside of a word
-        for length in range(KEY, 0, -1):
-            for size in self._sizes.get(lowered[at : at + length], ()):
-                end = at + size
-                for form, number, term in self._forms.get(lowered[at:end], ()):
-                    if (not term.exact or text.startswith(form, at)) and is_whole(text, at, end):
-                        return Found(at, end, term, term.wanted(number))
-        return self._after.at(text, lowered, at) if self._after else None
+        if not self._layers:
+            return []
+        marked = _Marked(text)
+        gaps, found = [(0, len(marked.plain))], list[Found]()
+        for forms in self._layers:
+            left: list[tuple[int, int]] = []
+            for start, end in gaps:
+                for first, last, term, number in forms.find(marked, start, end):
+                    found.append(Found(marked.place(first), marked.place(last), term, term.wanted(number)))
+                    left.append((start, first))
+                    start = last
+                left.append((start, end))
+            gaps = [(start, end) for start, end in left if start < end]
+        return sorted(found, key=lambda each: each.start)
 
 
 @dataclass(frozen=True, eq=False)  # it may hold many terms, and is looked up for each segment
@@ -175,6 +211,8 @@ def from_pairs(pairs: Mapping[str, str]) -> Glossary:
     terms = tuple(_term(["", "", source, target]) for source, target in given)
     if (forms := sum(len(term.source) + len(term.target) for term in terms)) > MOST_TERMS:
         raise GlossaryError(f"the terms have {forms} forms, and at most {MOST_TERMS} are taken")
+    if (size := sum(map(len, (form for term in terms for form in term.source)))) > MOST_CHARACTERS:
+        raise GlossaryError(f"the terms have {size} characters, and at most {MOST_CHARACTERS} are taken")
     return Glossary(terms)
 
 

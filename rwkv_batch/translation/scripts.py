@@ -1,5 +1,6 @@
 """Scripts of texts, by the blocks of Unicode that their letters are in."""
 
+import re
 from bisect import bisect
 from collections import Counter
 
@@ -50,6 +51,10 @@ LATIN_PER_WORD = 4  # Latin words stand in texts of any script, and take more le
 KANA_SHARE = 0.1  # Japanese mixes kana with Han letters; a Chinese text may quote a kana
 # Scripts whose words are not parted by spaces, or that write particles behind a word without one.
 UNSPACED = frozenset({"Hani", "Kana", "Hang", "Thai", "Laoo", "Khmr", "Mymr", "Tibt"})
+_unspaced = "".join(f"{first}-{last}" for first, last, script in BLOCKS if script in UNSPACED)
+WORD = re.compile(
+    rf"(?:\d|(?![{_unspaced}])[^\W_])+"
+)  # letters and digits of scripts that part words by spaces
 
 
 def script_of(letter: str) -> str:
@@ -76,4 +81,4 @@ def main_script(text: str) -> str:
 
 def joins_words(letter: str) -> bool:
     """Whether it is a letter or digit of a script that parts words by spaces."""
-    return letter.isalnum() and script_of(letter) not in UNSPACED
+    return WORD.match(letter) is not None

@@ -52,6 +52,42 @@ def test_the_work_for_a_text_does_not_grow_with_terms_that_begin_alike():
     assert calls(500) == calls(1)
 
 
+def test_the_work_for_a_text_does_not_grow_with_the_lengths_of_terms():
+    glossary = from_pairs({"一" * length + "二": "x" for length in range(1, 199)}).pair("zh", "de")
+    glossary.find("")
+
+    def calls(text: str) -> int:
+        count = Counter[str]()
+        sys.setprofile(lambda frame, event, argument: count.update([event]))
+        try:
+            assert glossary.find(text) == []
+        finally:
+            sys.setprofile(None)
+        return count.total()
+
+    assert calls("一" * 20_000) == calls("三")
+
+
+def test_terms_whose_case_counts_go_before_others():
+    lines = "*\t*\tAI\tKI\tcase\n*\t*\tai model\tModell\n*\t*\tmodel\tModell"
+    assert found(lines, "An AI model, an ai model") == [
+        ("AI", "KI"),
+        ("model", "Modell"),
+        ("ai model", "Modell"),
+    ]
+
+
+def test_no_term_is_found_in_a_word_or_across_its_end():
+    lines = "ab\tx\nbc d\ty\n机器\tz\n3d\tw"
+    assert found(lines, "abc d, xab, 大机器, ab机器ab, 3d1, 3D") == [
+        ("机器", "z"),
+        ("ab", "x"),
+        ("机器", "z"),
+        ("ab", "x"),
+        ("3D", "w"),
+    ]
+
+
 def test_case_that_takes_more_letters():
     assert found("straße\troad", "İ STRASSE, Straße", source="de", target="en") == [("Straße", "road")]
 
@@ -90,3 +126,5 @@ def test_the_terms_of_a_request_are_not_kept():
 def test_forms_of_a_request_are_limited():
     with pytest.raises(GlossaryError, match="at most 50000"):
         from_pairs({"|".join(map(str, range(50_000))): "x"})
+    with pytest.raises(GlossaryError, match="at most 500000"):
+        from_pairs({f"{number} " + "x" * 190: "y" for number in range(3000)})

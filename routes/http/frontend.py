@@ -95,12 +95,15 @@ class Frontend:
         try:
             return await asyncio.wait_for(self.client.ask(command), within or ANSWERED_WITHIN)
         except (RequestRejected, RequestFailed) as error:
-            lives = bool(self.models) and not isinstance(error, EngineGone)
-            raise ApiError(failure_status(error, engine_lives=lives), str(error)) from None
+            raise ApiError(self.status_of(error), str(error)) from None
         except TimeoutError:
             raise ApiError(503, NO_REPLY) from None
         finally:
             self.leave()
+
+    def status_of(self, error: RequestRejected | RequestFailed) -> int:
+        """The HTTP status for what the engine has rejected or failed."""
+        return failure_status(error, engine_lives=bool(self.models) and not isinstance(error, EngineGone))
 
     async def ask_each(self, command: Command) -> AsyncIterator[tuple[EngineInfo, CommandReply]]:
         """What every model answers, the default one first; without those that are removed meanwhile.

@@ -18,14 +18,15 @@ from routes.http.exchange import (
     json_response,
     log_access,
     stream_response,
+    text_response,
 )
 from routes.http.frontend import ENGINE_LOST, NO_REPLY, Frontend
 from routes.http.idempotency import with_key
 from routes.http.model_field import read_model, with_defaults
 from routes.http.replies import Reply
 from routes.http.start_states import choose_state
-from routes.http.stream import EventStream, JobStream, SlowJson, failure_status
-from rwkv_batch.wire.client import EngineGone, Job, RequestFailed, RequestRejected
+from routes.http.stream import EventStream, JobStream, SlowJson
+from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import GenerateRequest, RowDelta
 from rwkv_batch.wire.supervision import EngineInfo
 
@@ -67,21 +68,39 @@ async def generate_from(
     fields: Json,
     prepare: Prepare,
     is_chat: Callable[[Json], bool] = lambda fields: False,
+    *,
+    in_thread: bool = False,
 ) -> HttpResponse:
-    """Reply to a body that has been read and may be served; see `generate`."""
+    """Reply to a body that has been read and may be served; see `generate`.
+
+    in_thread: `prepare` takes long, and must not keep other requests waiting.
+    """
     named = await read_model(front, http, fields)
     adapter = await choose_adapter(front, fields, named)
     state = await choose_state(front, http, fields, named)
     if state:
         fields = state.with_defaults(fields, is_chat(fields))
     fields = with_defaults(named.model, fields)
-    prepared = prepare(fields, named.model)
+    if in_thread:
+        prepared = await asyncio.to_thread(prepare, fields, named.model)
+    else:
+        prepared = prepare(fields, named.model)
     if state:
         prepared = prepared._replace(request=state.begin(prepared.request))
     prepared = prepared._replace(request=adapter.begin(prepared.request))
     if not prepared.request.prompts:
-        return json_response(http, prepared.reply.whole(Job(prepared.request, lambda _: None), []))
+        return _without_rows(http, prepared)
     return await run(front, named.model, http, prepared)
+
+
+def _without_rows(http: HttpRequest, prepared: Prepared) -> HttpResponse:
+    """The reply to a request for which the engine has nothing to do."""
+    job, reply = Job(prepared.request, lambda _: None), prepared.reply
+    if not prepared.stream:
+        return json_response(http, reply.whole(job, []))
+    events = [*reply.first(job), *reply.events([]), *reply.last(job)]
+    text = b"".join(map(reply.frame, events)) + reply.done
+    return text_response(http, text.decode(), reply.media_type)
 
 
 def with_session_header(http: HttpRequest, fields: Json) -> Json:
@@ -123,7 +142,7 @@ async def run(
             http.fingerprint = job.acceptance.fingerprint
             reply.made_by(job.acceptance.fingerprint)
             deltas: list[RowDelta] = []
-            if not stream and await _finishes(job, deltas):
+            if not (stream or reply.slow) and await _finishes(job, deltas):
                 body = reply.whole(job, deltas)
                 if keep:
                     await keep()
@@ -131,8 +150,7 @@ async def run(
         except TimeoutError:
             raise ApiError(503, NO_REPLY) from None
         except (RequestRejected, RequestFailed) as error:
-            lives = bool(front.models) and not isinstance(error, EngineGone)
-            status = failure_status(error, engine_lives=lives)
+            status = front.status_of(error)
             param = error.field or None if isinstance(error, RequestRejected) else None
             return json_response(http, reply.error(str(error), status, param), status)
         undo.pop_all()  # the stream leaves the front end and cancels its job when it is closed

@@ -70,6 +70,7 @@ class Reply(ABC):
     media_type = "text/event-stream"  # of a stream
     beat = b": \n\n"  # what a stream sends while there is nothing to say
     done = b"data: [DONE]\n\n"  # ends a stream
+    slow = False  # what is done with what comes takes long, and is for the threads of streams
     ignored: Sequence[str] = ()  # members of lists of the request that are left out
 
     def begin(self, client: Wire, request: GenerateRequest) -> Job:

@@ -18,11 +18,11 @@ from routes.translate.names import (
     DEEPL_TARGETS,
     LIBRETRANSLATE,
     libretranslate_code,
-    name,
 )
 from routes.translate.rounds import TranslationReply, request_of
 from routes.translate.schemas import DetectFields, LanguagesQuery
 from routes.translate.wires import GOOGLE, AnyTranslationService, Make, wire_of
+from rwkv_batch.chat.languages import name_of
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.translation.detection import detect
 from rwkv_batch.translation.forms import form_of
@@ -31,6 +31,7 @@ from rwkv_batch.translation.translator import TextsAsked, Translator, Words
 from rwkv_batch.wire.supervision import EngineInfo
 
 MOST_CHARACTERS = 1_000_000  # of all texts of a request
+LARGE = 20_000  # bytes of a body; some 50 ms of work
 UNLIMITED = 10**12  # characters: what DeepL's clients are told that they may send
 KINDS = (
     "a body has `text` and `target_lang` (DeepLX), `q` and `target` (LibreTranslate), `text` and `to` "
@@ -69,10 +70,10 @@ async def deepl_languages(front: Frontend, http: HttpRequest) -> Response:
     """/v2/languages: what DeepL lists. Others are known, too. Raises ApiError."""
     query = LanguagesQuery.from_json({k: v for k, v in _allowed(front, http).items() if k == "type"})
     if query.type == "source":
-        return json_response(http, [{"language": code, "name": name(code)} for code in DEEPL_SOURCES])
+        return json_response(http, [{"language": code, "name": name_of(code)} for code in DEEPL_SOURCES])
     return json_response(
         http,
-        [{"language": code, "name": name(code), "supports_formality": False} for code in DEEPL_TARGETS],
+        [{"language": code, "name": name_of(code), "supports_formality": False} for code in DEEPL_TARGETS],
     )
 
 
@@ -86,7 +87,7 @@ async def libretranslate_languages(front: Frontend, http: HttpRequest) -> Respon
     """GET /languages. Raises ApiError."""
     _allowed(front, http)
     return json_response(
-        http, [{"code": code, "name": name(code), "targets": LIBRETRANSLATE} for code in LIBRETRANSLATE]
+        http, [{"code": code, "name": name_of(code), "targets": LIBRETRANSLATE} for code in LIBRETRANSLATE]
     )
 
 
@@ -105,14 +106,6 @@ async def detects(front: Frontend, http: HttpRequest) -> Response:
     return json_response(http, language)
 
 
-def prepare_translation(
-    asked: TextsAsked, make: Make, model: EngineInfo, settings: FrontendConfig, shape: ErrorShape
-) -> Prepared:
-    """The request and the reply for what is asked. Raises ApiError."""
-    reply = TranslationReply(translator_of(asked, model, settings), shape, make)
-    return Prepared(request_of(reply.rows), False, reply)
-
-
 def translator_of(asked: TextsAsked, model: EngineInfo, settings: FrontendConfig) -> Translator:
     """What translates this by that model. Raises ApiError 413."""
     if sum(map(len, asked.texts)) > MOST_CHARACTERS:
@@ -127,14 +120,32 @@ def translator_of(asked: TextsAsked, model: EngineInfo, settings: FrontendConfig
 async def _answer(
     front: Frontend, http: HttpRequest, fields: Json, wire: AnyTranslationService
 ) -> HttpResponse:
-    asked, make = wire.read(fields)
     if wire is GOOGLE and fields.get("model") in GOOGLE_MODELS:
         fields = fields | {"model": None}
+    slow = is_large(http)
 
     def prepare(body: Json, model: EngineInfo) -> Prepared:
-        return prepare_translation(asked, make, model, front.settings, wire.shape)
+        return prepare_translation(*wire.read(body), model, front.settings, wire.shape, slow)
 
-    return await generate_from(front, http, fields, prepare)
+    return await generate_from(front, http, fields, prepare, in_thread=slow)
+
+
+def prepare_translation(
+    asked: TextsAsked,
+    make: Make,
+    model: EngineInfo,
+    settings: FrontendConfig,
+    shape: ErrorShape,
+    slow: bool = False,
+) -> Prepared:
+    """The request and the reply for what is asked; see TranslationReply. Raises ApiError."""
+    reply = TranslationReply(translator_of(asked, model, settings), shape, make, slow)
+    return Prepared(request_of(reply.rows), False, reply)
+
+
+def is_large(http: HttpRequest) -> bool:
+    """Whether cutting its texts takes so long that other requests would wait."""
+    return len(http.body) > LARGE
 
 
 def _allowed(front: Frontend, http: HttpRequest, required: bool = False) -> Json:

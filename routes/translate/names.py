@@ -116,12 +116,6 @@ DEEPL_TARGETS = sorted(
 WRITTEN = {"zh-CN": "zh-Hans", "zh-TW": "zh-Hant"}
 
 
-def name(code: str) -> str:
-    """The English name of a language."""
-    found = find(code)
-    return found.name if found else code
-
-
 def libretranslate_code(code: str) -> str:
     return WRITTEN.get(code, code)
 

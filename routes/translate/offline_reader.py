@@ -9,12 +9,14 @@ from functools import partial
 from msgspec.structs import replace
 
 from routes.chat.messages import parse_messages
-from routes.http.errors import ApiError, Json, openai_shape
+from routes.http.errors import ApiError, Json, openai_field, openai_shape
 from routes.http.exchange import HttpRequest, HttpResponse, authorized_json
 from routes.http.frontend import Frontend
 from routes.http.generate import Prepared, generate_from
+from routes.http.schemas import RequestBody
 from routes.openai.reply import OpenAIReply
-from routes.translate.handlers import translator_of
+from routes.openai.schemas import StreamOptions
+from routes.translate.handlers import is_large, translator_of
 from routes.translate.rounds import TranslationReply, request_of
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.translation.detection import detect
@@ -38,18 +40,32 @@ def is_translation(body: Json) -> bool:
 async def translate_page(front: Frontend, http: HttpRequest) -> HttpResponse:
     """POST /v1/chat/completions with that metadata. Raises ApiError."""
     fields = authorized_json(front.settings.password, http, required=True)
-    return await generate_from(front, http, fields, partial(_prepare, settings=front.settings))
+    slow = is_large(http)
+    prepare = partial(_prepare, settings=front.settings, slow=slow)
+    return await generate_from(front, http, fields, prepare, in_thread=slow)
 
 
-def _prepare(body: Json, model: EngineInfo, settings: FrontendConfig) -> Prepared:
+class PageFields(RequestBody):
+    """What counts of the body beside its text."""
+
+    field_error = staticmethod(openai_field)
+
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+
+def _prepare(body: Json, model: EngineInfo, settings: FrontendConfig, slow: bool) -> Prepared:
     text = _text_of(body)
+    fields = PageFields.from_json({name: value for name, value in body.items() if value is not None})
+    options = fields.stream_options
+    if options and not fields.stream:
+        raise openai_field("stream_options", "this is only allowed when stream is true")
     target = ENGLISH if (detect(text).code or "").startswith("zh") else CHINESE
     translator = translator_of(TextsAsked([text], target), model, settings)
-    stream = body.get("stream") is True
-    options = body.get("stream_options")
-    usage = isinstance(options, dict) and options.get("include_usage") is True
-    reply = PageReply(translator, model.model, usage)
-    return Prepared(replace(request_of(reply.rows), flush_tokens=int(stream)), stream, reply)
+    reply = PageReply(translator, model.model, bool(options and options.include_usage))
+    reply.slow = slow
+    request = replace(request_of(reply.rows), flush_tokens=int(fields.stream))
+    return Prepared(request, fields.stream, reply)
 
 
 def _text_of(body: Json) -> str:
@@ -71,8 +87,10 @@ class PageReply(OpenAIReply):
         super().__init__("chatcmpl-", "chat.completion", "chat.completion.chunk", model_id, include_usage)
         self._translator = translator
         self.rounds = TranslationReply(translator, openai_shape, lambda done: {})
-        self._live = [""] * len(translator.segments)  # the text of each in the first round
-        self._shown = 0  # characters
+        self._plain = [self._is_plain(segment) for segment in translator.segments]
+        self._live = [""] * len(translator.segments)  # the answer to each whole one
+        self._at = self._number = 0  # of the part that is being shown, and of the segment that it is
+        self._shown = 0  # characters of that segment
         self.rows = self.rounds.rows
 
     def begin(self, client: Wire, request: GenerateRequest) -> Job:
@@ -94,8 +112,8 @@ class PageReply(OpenAIReply):
 
     def events(self, deltas: list[RowDelta]) -> list[Json]:
         super().events(deltas)  # counts the tokens
-        if self.rounds.number == 1:
-            for delta in deltas:
+        for delta in deltas:
+            if delta.row < len(self._live):
                 self._live[delta.row] += delta.text
         return [self.event(_choice({"content": new}))] if (new := self._new()) else []
 
@@ -106,20 +124,24 @@ class PageReply(OpenAIReply):
 
     def _new(self) -> str:
         """What is sure now and was not shown. The text of a plain segment is sure as it comes."""
-        text, number = "", 0
-        for part in self._translator.parts:
+        text = ""
+        while self._at < len(self._translator.parts):
+            part = self._translator.parts[self._at]
             if not isinstance(part, Segment):
                 text += part
-                continue
-            live = self._live[number].strip() if self._is_plain(part) else ""
-            number += 1
-            if part.answer is not None:
+            else:
+                live = self._live[self._number].strip() if self._plain[self._number] else ""
+                if part.answer is None:
+                    return text + self._next(live)
                 if not part.answer.startswith(live):
                     part.answer = live  # it was shown
-                text += part.answer
-                continue
-            text += live
-            break
+                text += self._next(part.answer)
+                self._number, self._shown = self._number + 1, 0
+            self._at += 1
+        return text
+
+    def _next(self, text: str) -> str:
+        """What is new of the segment that is being shown."""
         new, self._shown = text[self._shown :], max(self._shown, len(text))
         return new
 

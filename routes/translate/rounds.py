@@ -1,17 +1,23 @@
-"""A reply whose texts come in rounds: what the rows of one have made decides what the next one asks for."""
+"""A reply whose rows are not all known at the beginning: what an answer lacks is asked for meanwhile."""
 
+import asyncio
+import contextlib
+import threading
 import uuid
+from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from routes.http.errors import ErrorShape, Json
-from routes.http.replies import Reply, merge_in_order
+from routes.http.replies import Reply, merge
 from rwkv_batch.translation.translator import PromptRow, Translated, Translator
 from rwkv_batch.wire.client import Job, Wire
 from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, Sampling
 
 END_OF_TEXT = 0  # a token id
+MOST_ROWS = 4096  # at a time, of one reply
 MOST_TOKENS = 2048  # of a row
 # Tokens that a translation may have, for those of short texts and for each byte of the prompt: what has more
 # repeats itself.
@@ -19,7 +25,7 @@ TOKENS_ALWAYS, TOKENS_A_BYTE = 64, 2
 
 
 def request_of(rows: list[PromptRow]) -> GenerateRequest:
-    """What the engine does for the rows of the first round."""
+    """What the engine does for rows."""
     longest = max((len(row.prompt.encode()) for row in rows), default=0)
     return GenerateRequest(
         id=uuid.uuid4().hex,
@@ -32,47 +38,115 @@ def request_of(rows: list[PromptRow]) -> GenerateRequest:
     )
 
 
-class Rounds(Job):
-    """The jobs of all rounds, one after the other, to whoever reads it: one job."""
+class _Asked(NamedTuple):
+    """One of the requests."""
+
+    job: Job
+    first: int  # the number of its first row
+
+
+class _Rows:
+    """The rows that run, and those that wait for that."""
 
     def __init__(
-        self, client: Wire, request: GenerateRequest, again: Callable[[list[RowDelta]], list[PromptRow]]
+        self, running: int, later: list[PromptRow], take: Callable[[int, Translated], list[PromptRow]]
     ) -> None:
-        """`again`: from what a round has made to the rows of the next one, none after the last."""
+        """`take`: from an answer to the rows that it makes necessary."""
+        self.submitted = self._running = running
+        self._later, self._take = deque(later), take
+        self._texts: dict[int, RowDelta] = {}  # of rows that run, what has come of them
+
+    def put(self, new: RowDelta) -> None:
+        """What has come of a row."""
+        old = self._texts.pop(new.row, None)
+        whole = new if old is None else replace(new, text=old.text + new.text)
+        if new.finish_reason:
+            self._running -= 1
+            self._later += self._take(new.row, Translated(whole.text, new.finish_reason == "stop"))
+        else:
+            self._texts[new.row] = whole
+
+    def next(self) -> list[PromptRow]:
+        """Those that run from now on."""
+        count = min(len(self._later), MOST_ROWS - self._running)
+        self._running, self.submitted = self._running + count, self.submitted + count
+        return [self._later.popleft() for _ in range(count)]
+
+
+class GrowingJob(Job):
+    """The jobs of all rows, to whoever reads it: one job. It ends when no answer asks for more.
+
+    Rows are numbered in the order in which they are known.
+    """
+
+    def __init__(
+        self,
+        client: Wire,
+        request: GenerateRequest,
+        later: list[PromptRow],
+        take: Callable[[int, Translated], list[PromptRow]],
+    ) -> None:
+        """`later`: rows for which the request had no room. `take`: from an answer to what it asks for."""
         super().__init__(request, lambda _: None)
-        self._client, self._again = client, again
-        self._round: list[RowDelta] = []
+        self._client = client
+        self._numbered = _Rows(len(request.prompts), later, take)
         self._cancelled = False
-        self._job = client.submit(request)
+        self._first = client.submit(request)
+        self._asked = [_Asked(self._first, 0)]
 
     async def accepted(self) -> None:
-        """Wait until the engine has accepted the first round. Raises RequestRejected or RequestFailed."""
-        await self._job.accepted()
-        self.acceptance = self._job.acceptance
+        """Wait until the engine has accepted the first rows. Raises RequestRejected or RequestFailed."""
+        await self._first.accepted()
+        self.acceptance = self._first.acceptance
 
     def read(self, timeout: float) -> list[RowDelta]:
-        """New deltas of the round that runs. Raises RequestRejected or RequestFailed."""
-        return self._took(self._job.read(timeout))
+        """New deltas of all rows. Raises RequestRejected or RequestFailed."""
+        if len(self._asked) > 1:
+            arrived = threading.Event()
+            for each in self._asked:
+                each.job.when_readable(arrived.set)
+            arrived.wait(timeout)
+            timeout = 0
+        return self._took([(each, each.job.read(timeout)) for each in self._asked])
 
     async def read_async(self, timeout: float) -> list[RowDelta]:
         """`read` for an event loop."""
-        return self._took(await self._job.read_async(timeout))
+        if len(self._asked) == 1:
+            (only,) = self._asked
+            return self._took([(only, await only.job.read_async(timeout))])
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        for each in self._asked:
+            each.job.when_readable(lambda: loop.call_soon_threadsafe(arrived.set))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(arrived.wait(), timeout)
+        return self._took([(each, each.job.read(0)) for each in self._asked])
 
     def cancel(self) -> None:
         """Stop the request. Safe from any thread, at any time, more than once."""
         self._cancelled = True
-        self._job.cancel()
+        for each in list(self._asked):
+            each.job.cancel()
 
-    def _took(self, deltas: list[RowDelta]) -> list[RowDelta]:
-        self._round += deltas
-        if not self._job.exhausted or self.exhausted:
-            return deltas
-        rows = self._again(self._round)
-        if not rows or self._cancelled:
-            self.exhausted = True
-            return deltas
-        asked, self._round = request_of(rows), []
-        self._job = self._client.submit(
+    def _took(self, found: list[tuple[_Asked, list[RowDelta]]]) -> list[RowDelta]:
+        """What was read of each request, rows counted through; asks for what these answers make necessary."""
+        deltas = [
+            replace(delta, row=asked.first + delta.row) if asked.first else delta
+            for asked, read in found
+            for delta in read
+        ]
+        self._asked = [each for each in self._asked if not each.job.exhausted]
+        for new in merge(deltas):
+            self._numbered.put(new)
+        if not self._cancelled:
+            first = self._numbered.submitted
+            if rows := self._numbered.next():
+                self._submit(rows, first)
+        self.exhausted = not self._asked
+        return deltas
+
+    def _submit(self, rows: list[PromptRow], first: int) -> None:
+        asked = request_of(rows)
+        job = self._client.submit(
             replace(
                 self.request,
                 id=asked.id,
@@ -82,43 +156,32 @@ class Rounds(Job):
                 flush_tokens=0,
             )
         )
+        self._asked.append(_Asked(job, first))
         if self._cancelled:  # meanwhile, by another thread
-            self._job.cancel()
-        return deltas
+            job.cancel()
 
 
 class TranslationReply(Reply):
     """What a wire answers with, once all texts are translated."""
 
-    def __init__(self, translator: Translator, shape: ErrorShape, make: Callable[[Translator], Json]) -> None:
-        """`make`: the body that the wire has for the translations."""
+    def __init__(
+        self,
+        translator: Translator,
+        shape: ErrorShape,
+        make: Callable[[Translator], Json],
+        slow: bool = False,
+    ) -> None:
+        """`make`: the body that the wire has for the translations. `slow`: they are long."""
+        self.slow = slow
         self.translator, self.shape, self._make = translator, shape, make
-        self._rounds, self.number = translator.rounds(), 1  # of the round that runs
-        self.rows = self._after(next(self._rounds, None))
+        rows = translator.start()
+        self.rows, self._later = rows[:MOST_ROWS], rows[MOST_ROWS:]
 
     def begin(self, client: Wire, request: GenerateRequest) -> Job:
-        return Rounds(client, request, self.again)
-
-    def again(self, deltas: list[RowDelta]) -> list[PromptRow]:
-        """The rows of the next round; none: the texts are translated."""
-        self.number += 1
-        answers = [Translated(row.text, row.finish_reason == "stop") for row in merge_in_order(deltas)]
-        return self._after(self._send(answers))
+        return GrowingJob(client, request, self._later, self.translator.take)
 
     def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
         return self._make(self.translator)
 
     def events(self, deltas: list[RowDelta]) -> list[Json]:
         return []  # only chats are streamed
-
-    def _send(self, answers: list[Translated]) -> list[PromptRow] | None:
-        try:
-            return self._rounds.send(answers)
-        except StopIteration:
-            return None
-
-    def _after(self, rows: list[PromptRow] | None) -> list[PromptRow]:
-        """These rows, or where there are none, those of the first round behind them that has some."""
-        while rows is not None and not rows:
-            rows = self._send([])
-        return rows or []

@@ -43,6 +43,12 @@ def find(text: str) -> Language | None:
     return _by_tag(tag) or _index().called.get(_fold(text)) or _by_script(text)
 
 
+def name_of(language: str) -> str:
+    """The name by which a model knows a language; what names none stands for itself."""
+    found = find(language)
+    return found.name if found else language
+
+
 def languages() -> list[str]:
     """The codes of all languages and varieties, each in one form."""
     return sorted([*_index().names, *VARIANTS])

@@ -1,22 +1,23 @@
-"""Translates texts by prompts, in rounds: what an answer lacks is asked for again, in smaller pieces.
+"""Translates texts by prompts. What an answer lacks is asked for again as soon as that answer is there.
 
     1. Each segment whole, with its marks. A term stands as it is to be, where the checkpoint can read that.
-    2. A segment whose answer lacks a term is asked for again as it was written, and the term alone, so that
-       the model's own word for it can be found in the answer. That word is replaced.
+       Where it cannot, each term is asked for by itself beside the segments, unless it is known.
+    2. A segment whose answer lacks a term is asked for again as it was written, and the term alone, unless
+       that was done. The model's own word for the term is found in the answer, and replaced.
     3. What still lacks a term, or a mark, is translated piece by piece: the text between marks and terms,
        which keep their places.
 
-So marks and terms are always whole. Most segments need the first round alone.
+So marks and terms are always whole. Most segments need one row, and none waits for the rows of another.
 """
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape, unescape
 from typing import NamedTuple
 
-from rwkv_batch.chat.languages import Language, find
+from rwkv_batch.chat.languages import Language, find, name_of
 from rwkv_batch.translation.detection import detect_together
 from rwkv_batch.translation.forms import TranslationForm
 from rwkv_batch.translation.glossary import NO_GLOSSARY, Found, Glossary, Terms, is_whole, places
@@ -25,7 +26,6 @@ from rwkv_batch.translation.segments import Part, Segment, Sentences, cut
 
 AUTO, ENGLISH = "auto", "en"
 SHORT_MARK = 8  # characters; a longer one is shown to the model as a shorter one
-MOST_ROWS = 4096  # at a time
 MOST_WORDS = 20_000  # for terms, that are kept
 LONGEST_ENDING = 3  # characters that inflection adds to a word
 ENDS = ".!?。！？…:：;；,，"
@@ -71,7 +71,7 @@ class Words:
         self.known[key] = word
 
 
-@dataclass
+@dataclass(eq=False)
 class _InWork:
     """A segment under way."""
 
@@ -82,14 +82,34 @@ class _InWork:
     shown: str  # the segment's text, with marks as they are shown
     replaced: str  # the same with terms as they are to be
     answer: list[Token] = field(default_factory=list)  # the last one with all marks
+    waits: int = 0  # for so many rows
+
+
+@dataclass
+class _Pieces:
+    """A segment that is translated in pieces."""
+
+    work: _InWork
+    texts: list[tuple[str, bool]]  # with whether it is translated
+    made: dict[int, str] = field(default_factory=dict)  # by place
+
+    @property
+    def asked(self) -> list[int]:
+        return [place for place, (_, runs) in enumerate(self.texts) if runs]
+
+
+Taking = Callable[[Translated], list[PromptRow]]  # from an answer to what it makes necessary
 
 
 class Translator:
-    """Translates what is asked, by rows that somebody else runs: send their answers into `rounds`."""
+    """Translates what is asked, by rows that somebody else runs: those of `start`, and those of `take`."""
 
     def __init__(self, asked: TextsAsked, form: TranslationForm, words: Words, model: str = "") -> None:
         """`words`: what is known of the model of that name already."""
         self.asked, self._form, self._words, self._model = asked, form, words, model
+        self._taking: dict[int, Taking] = {}  # of rows that run, by number
+        self._asked = 0  # rows so far
+        self._asking: dict[tuple[str, str, str], list[_InWork]] = {}  # words, and what waits for them
         target = find(asked.target)
         self._target = target.name if target else asked.target
         self.sources = self._sources(target)
@@ -129,51 +149,92 @@ class Translator:
         terms = self._terms(segment)
         return any(terms.find(token) for token in segment.tokens if isinstance(token, str))
 
-    def rounds(self) -> Generator[list[PromptRow], list[Translated], None]:
-        """Yields the rows of each round, and wants their answers in this order."""
-        waiting = [self._begin(segment) for segment in self.segments]
-        answers = yield [self._row(work.source, self._first(work)) for work in waiting]
-        waiting = [w for w, answer in zip(waiting, answers, strict=True) if not self._take(w, answer)]
-        if waiting:
-            waiting = yield from self._second(waiting)
-        if waiting:
-            yield from self._pieces(waiting)
+    def start(self) -> list[PromptRow]:
+        """The rows that are known at once: number i is that of segment i, and terms follow."""
+        works = [self._begin(segment) for segment in self.segments]
+        rows = [self._ask_whole(work, self._first(work)) for work in works]
+        if not self._form.terms_in_source:
+            rows += [row for work in works for row in self._ask_words(work)]
+        return rows
+
+    def take(self, number: int, answer: Translated) -> list[PromptRow]:
+        """The answer to a row. Returns further rows, whose numbers follow those of all before."""
+        return self._taking.pop(number)(answer)
+
+    def _ask(self, source: str, text: str, take: Taking) -> PromptRow:
+        self._taking[self._asked] = take
+        self._asked += 1
+        texts = {"source": source, "target": self._target}
+        head, _, tail = self._form.prompt.partition("{text}")
+        return PromptRow(head.format(**texts) + text + tail.format(**texts), self._form.stop.format(**texts))
+
+    def _ask_whole(self, work: _InWork, text: str) -> PromptRow:
+        work.waits += 1
+        return self._ask(work.source, text, partial(self._take_whole, work, text))
+
+    def _take_whole(self, work: _InWork, text: str, answer: Translated) -> list[PromptRow]:
+        work.waits -= 1
+        if self._take(work, answer):
+            return []
+        rows = []
+        if work.terms and text != work.shown:
+            rows.append(self._ask_whole(work, work.shown))
+        if work.answer or text != work.shown:
+            rows += self._ask_words(work)
+        return rows or self._settle(work)
+
+    def _ask_words(self, work: _InWork) -> list[PromptRow]:
+        """The segment waits for the model's own words for its terms; rows for those that are not known."""
+        rows = []
+        for term in work.terms:
+            if (key := self._key(work, term)) in self._words.known:
+                continue
+            if key not in self._asking:
+                self._asking[key] = []
+                rows.append(
+                    self._ask(work.source, self._source_of(work, term), partial(self._take_word, key))
+                )
+            self._asking[key].append(work)
+            work.waits += 1
+        return rows
+
+    def _take_word(self, key: tuple[str, str, str], answer: Translated) -> list[PromptRow]:
+        self._words.put(key, answer.text.strip().strip(ENDS) if answer.complete else "")
+        waiting = self._asking.pop(key)
+        for work in waiting:
+            work.waits -= 1
+        return [row for work in dict.fromkeys(waiting) for row in self._settle(work)]
+
+    def _settle(self, work: _InWork) -> list[PromptRow]:
+        """What is left to do for a segment once all that it waits for is there."""
+        if work.waits or work.segment.answer is not None or self._put_in_place(work):
+            return []
+        pieces = _Pieces(work, self._between(work))
+        rows = [
+            self._ask(work.source, text[slice(*_inside(text))], partial(self._take_piece, pieces, place))
+            for place, (text, runs) in enumerate(pieces.texts)
+            if runs
+        ]
+        if not rows:
+            self._put_together(pieces)
+        return rows
+
+    def _take_piece(self, pieces: _Pieces, place: int, answer: Translated) -> list[PromptRow]:
+        pieces.made[place] = self._piece(pieces.texts[place][0], answer)
+        if len(pieces.made) == len(pieces.asked):
+            self._put_together(pieces)
+        return []
+
+    def _put_together(self, pieces: _Pieces) -> None:
+        """The text between marks and terms, each translated by itself."""
+        parts = list(enumerate(pieces.texts))
+        made = "".join(pieces.made[place] if runs else text for place, (text, runs) in parts)
+        marks = _marks_of(pieces.work.segment.tokens)
+        as_it_was = "".join(self._as_it_was(*part) for part in pieces.texts)
+        pieces.work.segment.answer = made if self._reads_as(made, marks) else as_it_was
 
     def _first(self, work: _InWork) -> str:
         return work.replaced if self._form.terms_in_source else work.shown
-
-    def _second(self, waiting: list[_InWork]) -> Generator[list[PromptRow], list[Translated], list[_InWork]]:
-        """Translate what was written, with the model's own words for terms. Returns what is left."""
-        again = [w for w in waiting if w.terms and self._first(w) != w.shown]
-        missing: dict[tuple[str, str, str], tuple[_InWork, Found]] = {}
-        for work in waiting:
-            for each in work.terms if work.answer or self._first(work) != work.shown else ():
-                if (key := self._key(work, each)) not in self._words.known:
-                    missing[key] = work, each
-        rows = [self._row(w.source, w.shown) for w in again]
-        rows += [self._row(w.source, self._source_of(w, each)) for w, each in missing.values()]
-        answers = yield from _in_parts(rows)
-        for key, answer in zip(missing, answers[len(again) :], strict=True):
-            self._words.put(key, answer.text.strip().strip(ENDS) if answer.complete else "")
-        for work, answer in zip(again, answers, strict=False):
-            self._take(work, answer)
-        return [w for w in waiting if w.segment.answer is None and not self._put_in_place(w)]
-
-    def _pieces(self, waiting: list[_InWork]) -> Generator[list[PromptRow], list[Translated], None]:
-        """The text between marks and terms by itself."""
-        pieces = [self._between(work) for work in waiting]
-        rows = [
-            self._row(w.source, text[slice(*_inside(text))])
-            for w, parts in zip(waiting, pieces, strict=True)
-            for text, runs in parts
-            if runs
-        ]
-        answers = iter((yield from _in_parts(rows)))
-        for work, parts in zip(waiting, pieces, strict=True):
-            made = "".join(self._piece(text, next(answers)) if runs else text for text, runs in parts)
-            marks = _marks_of(work.segment.tokens)
-            whole = made if self._reads_as(made, marks) else "".join(self._as_it_was(*part) for part in parts)
-            work.segment.answer = whole
 
     def _begin(self, segment: Segment) -> _InWork:
         names: dict[str, Mark] = {}
@@ -266,11 +327,6 @@ class Translator:
             text = text.rstrip(ENDS)
         return self._write(source[:start] + text + source[stop:])
 
-    def _row(self, source: str, text: str) -> PromptRow:
-        texts = {"source": source, "target": self._target}
-        head, _, tail = self._form.prompt.partition("{text}")
-        return PromptRow(head.format(**texts) + text + tail.format(**texts), self._form.stop.format(**texts))
-
     def _key(self, work: _InWork, term: Found) -> tuple[str, str, str]:
         return f"{self._model}\n{work.source}", self._target, self._source_of(work, term)
 
@@ -293,14 +349,6 @@ class Translator:
         return "".join(self._write(token) if isinstance(token, str) else token.text for token in tokens)
 
 
-def _in_parts(rows: list[PromptRow]) -> Generator[list[PromptRow], list[Translated], list[Translated]]:
-    """Yields as many rows at a time as are taken. Returns all answers."""
-    answers: list[Translated] = []
-    for start in range(0, len(rows), MOST_ROWS):
-        answers += yield rows[start : start + MOST_ROWS]
-    return answers
-
-
 class _End(str):
     """Ends the parts of a text."""
 
@@ -311,12 +359,6 @@ class _End(str):
 def _is_in(code: str, target: Language | None) -> bool:
     found = find(code)
     return found is not None and target is not None and found.code == target.code
-
-
-def name_of(language: str) -> str:
-    """The name a model knows a language by; what names none stands for itself."""
-    found = find(language)
-    return found.name if found else language
 
 
 def _marks_of(tokens: Sequence[Token]) -> list[Mark]:

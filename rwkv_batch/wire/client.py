@@ -141,6 +141,17 @@ class Job:
         if self._error and not self.acceptance.prompt_tokens:
             raise error_from(self._error)
 
+    def when_readable(self, call: Callable[[], object]) -> None:
+        """Have `call` called once there is something to read, at once or by the client's thread.
+
+        Only the last such call counts, and none once the job has been read again.
+        """
+        with self._arrived:
+            if not self._readable():
+                self._wake = call
+                return
+        call()
+
     def cancel(self) -> None:
         """Stop the request. Safe from any thread, at any time, more than once."""
         self._cancel(self.request.id)

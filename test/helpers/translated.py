@@ -68,13 +68,12 @@ def lacking(source: str, answer: str, terms: dict[str, str]) -> str:
 def translate(
     asked: TextsAsked, model: Model, form: TranslationForm | None = None
 ) -> tuple[list[str], list[list[PromptRow]]]:
-    """The translations by a model, and the rows of each round."""
+    """The translations by a model, and the rows of each round: those that it knows of when the last ends."""
     translator, rounds = Translator(asked, form or TranslationForm(), Words()), []
-    steps = translator.rounds()
-    try:
-        rows = next(steps)
-        while True:
-            rounds.append(rows)
-            rows = steps.send([Translated(model(row.prompt)) for row in rows])
-    except StopIteration:
-        return translator.texts(), rounds
+    rows, number = translator.start(), 0
+    while rows:
+        rounds.append(rows)
+        numbers, number = range(number, number + len(rows)), number + len(rows)
+        answers = [Translated(model(row.prompt)) for row in rows]
+        rows = [row for each in zip(numbers, answers, strict=True) for row in translator.take(*each)]
+    return translator.texts(), rounds

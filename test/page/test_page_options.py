@@ -171,6 +171,17 @@ def test_a_file_of_many_fences_and_lines_goes_and_comes_back(page):
     assert found == ["What?", 1, True]
 
 
+def test_what_a_message_is_about(page):
+    found = page.evaluate(
+        """async () => {
+            const { subjectOf, withFiles } = await import('/page/attach.js');
+            const files = [{ name: 'a.md', content: 'x' }];
+            return ['Hi', ' ', '', withFiles('', files), withFiles('Why?', files)].map(subjectOf);
+        }"""
+    )
+    assert found == ["Hi", "", "", "a.md", "Why?"]
+
+
 def paste(page: Page, text: str) -> None:
     page.get_by_role("textbox", name="Message").evaluate(
         """(box, text) => {

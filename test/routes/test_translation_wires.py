@@ -11,7 +11,7 @@ from routes.translate.offline_reader import PageReply
 from rwkv_batch.chat.chinese_names import CHINESE_NAMES
 from rwkv_batch.chat.languages import find
 from rwkv_batch.translation.forms import TranslationForm
-from rwkv_batch.translation.translator import TextsAsked, Translator, Words
+from rwkv_batch.translation.translator import TextsAsked, Translated, Translator, Words
 from rwkv_batch.wire.protocol import RowDelta
 
 HELLO = "English: Hello\n\nGerman:"
@@ -28,6 +28,13 @@ def post(server, path: str, **sent):
     answer = server.http.post(path, **sent)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def test_a_large_text_is_translated_too(server):
+    lines = [f"Hello number {number}." for number in range(2000)]
+    body = {"from": "en", "to": "de", "text": "\n".join(lines)}
+    found = post(server, "/translate", json=body)["result"]
+    assert found == "\n".join(f"English: {line}\n\nGerman:" for line in lines)
 
 
 def test_immersive_translate_on_the_route_of_all(server):
@@ -353,21 +360,69 @@ def test_offline_reader(server, locked):
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages"
 
 
+def test_offline_reader_gets_a_stream_of_a_text_without_words(server):
+    body = READER | {"messages": [{"role": "user", "content": "123\n--"}]}
+    answer = server.http.post(V1, json=body | {"stream": "true", "stream_options": {"include_usage": True}})
+    assert answer.headers["content-type"] == "text/event-stream" and answer.text.endswith("data: [DONE]\n\n")
+    *found, usage = events(answer)
+    choices = [event["choices"][0] for event in found]
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "123\n--"
+    assert choices[0]["delta"]["role"] == "assistant" and choices[-1]["finish_reason"] == "stop"
+    assert usage["usage"]["total_tokens"] == 0
+    whole = server.http.post(V1, json=body | {"stream": None}).json()
+    assert whole["choices"][0]["message"]["content"] == "123\n--"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"stream": "perhaps"},
+        {"stream": False, "stream_options": {"include_usage": True}},
+        {"stream_options": {"include_usage": "perhaps"}},
+        {"stream_options": []},
+    ],
+)
+def test_how_offline_reader_wants_its_stream_is_checked(server, wrong):
+    answer = server.http.post(V1, json=READER | wrong)
+    assert answer.status_code == 400 and answer.json()["error"]["param"].startswith(list(wrong)[-1])
+
+
 def test_what_is_sure_is_streamed_at_once():
     """A plain text as it is made; one with a mark when it is known to be whole."""
     asked = TextsAsked(["One.\n\nTwo {0}.\n\nThree."], "zh", "en")
     reply = PageReply(Translator(asked, TranslationForm(), Words()), "m", False)
 
+    translator, answers = reply.rounds.translator, dict[int, str]()
+
     def shown(*deltas: RowDelta) -> str:
+        for each in deltas:
+            answers[each.row] = answers.get(each.row, "") + each.text
+            if each.finish_reason:
+                translator.take(each.row, Translated(answers[each.row]))
         return "".join(event["choices"][0]["delta"]["content"] for event in reply.events(list(deltas)))
 
     assert shown(RowDelta(0, " 一", 1), RowDelta(2, " 三。", 1)) == "一"
-    assert shown(RowDelta(0, "。", 1, "stop"), RowDelta(1, " 二", 1)) == "。"
-    rows = [RowDelta(row, text, 1, "stop") for row, text in enumerate((" 一。", " 二。", " 三。"))]
-    assert [row.prompt for row in reply.rounds.again(rows)] == ["English: Two\n\nChinese:"]
-    assert shown(RowDelta(1, "。", 1, "stop")) == "\n\n"
-    assert reply.rounds.again([RowDelta(0, " 二", 1, "stop")]) == []
-    assert shown(RowDelta(0, " 二", 1, "stop")) == "二 {0}.\n\n三。"
+    assert shown(RowDelta(0, "。", 1, "stop"), RowDelta(1, " 二", 1)) == "。\n\n"
+    assert shown(RowDelta(2, "", 1, "stop")) == ""
+    assert shown(RowDelta(1, "。", 1, "stop")) == "", "its mark is lost, and it is asked for again"
+    assert shown(RowDelta(3, " 二", 1, "stop")) == "二 {0}.\n\n三。"
+
+
+def test_each_paragraph_is_streamed_as_it_is_made():
+    asked = TextsAsked(["One.\n\nTwo.\n\nThree."], "zh", "en")
+    reply = PageReply(Translator(asked, TranslationForm(), Words()), "m", False)
+    translator = reply.rounds.translator
+
+    def shown(delta: RowDelta, whole: str = "") -> str:
+        if whole:
+            translator.take(delta.row, Translated(whole))
+        return "".join(event["choices"][0]["delta"]["content"] for event in reply.events([delta]))
+
+    assert shown(RowDelta(1, " 二", 1)) == ""
+    assert shown(RowDelta(0, " 一。", 1, "stop"), " 一。") == "一。\n\n二"
+    assert shown(RowDelta(1, "二", 1)) == "二"
+    assert shown(RowDelta(1, "。", 1, "stop"), " 二二。") == "。\n\n"
+    assert shown(RowDelta(2, " 三", 1)) == "三"
 
 
 def test_the_probe_of_offline_reader_is_a_chat(server):

@@ -1,10 +1,12 @@
-"""Replies whose rows come in rounds: one job for those who read them."""
+"""Replies whose rows are known one after the other: one job for those who read them."""
 
 import asyncio
+import threading
 
 import pytest
 
 from routes.http.errors import native_shape
+from routes.translate import rounds
 from routes.translate.rounds import TranslationReply, request_of
 from rwkv_batch.translation.forms import TranslationForm
 from rwkv_batch.translation.translator import TextsAsked, Translator, Words
@@ -15,14 +17,16 @@ from rwkv_batch.wire.protocol import Accepted, GenerateRequest, Progress, Reject
 class AnsweringWire:
     """Has an answer for each request, which is an event behind Accepted."""
 
-    def __init__(self, *answers: list[str] | Rejected) -> None:
+    def __init__(self, *answers: list[str] | Rejected | None) -> None:
         self.answers = list(answers)
         self.requests: list[GenerateRequest] = []
+        self.jobs: list[Job] = []
         self.cancelled: list[str] = []
 
     def submit(self, request: GenerateRequest) -> Job:
         self.requests.append(request)
         job = Job(request, self.cancelled.append)
+        self.jobs.append(job)
         answer = self.answers.pop(0) if self.answers else None
         if isinstance(answer, Rejected):
             job.put(answer)
@@ -54,7 +58,7 @@ def test_what_an_answer_lacks_is_asked_for_by_one_job():
         "English: sees.\n\nGerman:",
     ]
     assert first.id != second.id and not second.pausable
-    assert len(job.acceptance.prompt_tokens) == 2, "those of the first round"
+    assert len(job.acceptance.prompt_tokens) == 2, "those of the first request"
 
 
 def test_a_later_round_that_is_refused_ends_the_job():
@@ -65,15 +69,61 @@ def test_a_later_round_that_is_refused_ends_the_job():
         job.read(1)
 
 
-def test_a_client_that_leaves_cancels_the_round_that_runs():
-    wire = AnsweringWire(["Der sieht.", "Gut."])
+def test_rows_of_several_requests_run_at_a_time():
+    """What the first text lacks is asked for while the second one is not there yet."""
+    wire = AnsweringWire()
+    reply, job = begun(wire)
+    (first,) = wire.jobs
+    asyncio.run(job.accepted())
+    first.put(Progress(first.request.id, [RowDelta(0, "Der sieht.", 2, "stop")]))
+    assert [delta.row for delta in job.read(1)] == [0]
+    second = wire.jobs[1]
+    assert second.request.prompts == ["English: The\n\nGerman:", "English: sees.\n\nGerman:"]
+    second.put(Progress(second.request.id, [RowDelta(1, "sie", 1)]))
+    assert job.read(1) == [RowDelta(3, "sie", 1)], "rows are counted on"
+    second.put(Progress(second.request.id, [RowDelta(0, "Der", 1, "stop")]))
+    first.put(Progress(first.request.id, [RowDelta(1, "Gut.", 1, "stop")]))
+    assert {delta.row for delta in asyncio.run(job.read_async(1))} == {1, 2}
+    assert not job.exhausted
+    second.put(Progress(second.request.id, [RowDelta(1, "ht.", 1, "stop")]))
+    job.read(1)
+    assert job.exhausted and reply.whole(job, []) == {"texts": ["Der {0} sieht.", "Gut."]}
+
+
+@pytest.mark.parametrize("how", ["read", "read_async"])
+def test_what_comes_while_it_is_read_wakes_the_reader(how):
+    wire = AnsweringWire()
+    _, job = begun(wire)
+    wire.jobs[0].put(Progress("", [RowDelta(0, "Der sieht.", 1, "stop")]))
+    job.read(1)
+    last = wire.jobs[-1]
+    answer = Progress(last.request.id, [RowDelta(0, "Der", 1, "stop")])
+    threading.Timer(0.01, last.put, [answer]).start()
+    found = job.read(60) if how == "read" else asyncio.run(job.read_async(60))
+    assert [delta.text for delta in found] == ["Der"]
+
+
+def test_so_many_rows_run_at_a_time(monkeypatch):
+    monkeypatch.setattr(rounds, "MOST_ROWS", 3)
+    texts = TextsAsked(["a {0} b"] * 4, "de", "en")
+    reply = TranslationReply(Translator(texts, TranslationForm(), Words()), native_shape, lambda done: {})
+    wire = AnsweringWire(["x"] * 3, ["x", "y", "y"], ["y"] * 3, ["y"] * 3)
+    job = reply.begin(wire, request_of(reply.rows))
+    while not job.exhausted:
+        job.read(1)
+    assert reply.translator.texts() == ["y {0} y"] * 4
+    assert [len(request.prompts) for request in wire.requests] == [3, 3, 3, 3]
+
+
+def test_a_client_that_leaves_cancels_all_that_runs():
+    wire = AnsweringWire(["Der sieht."], None)
     _, job = begun(wire)
     job.read(1)
     job.cancel()
-    assert wire.cancelled == [wire.requests[-1].id]
+    assert wire.cancelled == [request.id for request in wire.requests]
 
 
-def test_no_round_begins_for_a_client_that_has_left():
+def test_nothing_more_is_asked_for_when_a_client_has_left():
     wire = AnsweringWire(["Der sieht.", "Gut."])
     _, job = begun(wire)
     job.cancel()

@@ -11,7 +11,7 @@ from rwkv_batch.translation.forms import TranslationForm, form_of
 from rwkv_batch.translation.glossary import from_pairs
 from rwkv_batch.translation.marks import HTML, Handling
 from rwkv_batch.translation.segments import LONGEST_WHOLE, Segment, cut
-from rwkv_batch.translation.translator import MOST_ROWS, TextsAsked, Translator, Words
+from rwkv_batch.translation.translator import TextsAsked, Translated, Translator, Words
 
 GERMAN = {"dog": "Hund", "cat": "Katze", "car": "Auto", "book": "Buch", "door": "Tür", "dogs": "Hunde"}
 
@@ -94,7 +94,12 @@ def test_the_models_own_word_for_a_term_is_replaced():
     form = TranslationForm(terms_in_source=False)
     answers, rounds = translate(asked, knows_words, form)
     assert answers == ["My Kötern and the Köter.", "No term."]
-    assert [len(rows) for rows in rounds] == [2, 2], "the terms alone are asked for, and known from then on"
+    assert [text_of(row.prompt) for rows in rounds for row in rows] == [
+        "My dogs and the dog.",
+        "No term.",
+        "dogs",
+        "dog",
+    ], "terms are asked for beside the segments, and known from then on"
 
 
 def test_a_term_stands_in_the_source_where_the_checkpoint_reads_that():
@@ -106,14 +111,10 @@ def test_a_term_stands_in_the_source_where_the_checkpoint_reads_that():
 
 def test_an_answer_without_an_end_is_asked_for_again():
     translator = Translator(TextsAsked(["One two."], "de", "en"), TranslationForm(), Words())
-    steps = translator.rounds()
-    next(steps)
-    from rwkv_batch.translation.translator import Translated
-
-    again = steps.send([Translated("one one one one", complete=False)])
+    translator.start()
+    again = translator.take(0, Translated("one one one one", complete=False))
     assert [text_of(row.prompt) for row in again] == ["One two."]
-    with pytest.raises(StopIteration):
-        steps.send([Translated("one one one one", complete=False)])
+    assert translator.take(1, Translated("one one one one", complete=False)) == []
     assert translator.texts() == ["One two."], "rather the source than a text that repeats itself"
 
 
@@ -192,7 +193,7 @@ def test_entities_are_not_cut():
 
 @pytest.mark.parametrize("text", ["<td>&nbsp;</td>", "<p>&#160; 1 &amp; 2</p>"])
 def test_space_of_html_without_words_is_not_translated(text):
-    assert translate(TextsAsked([text], "de", "en", handling=HTML), shouts) == ([text], [[]])
+    assert translate(TextsAsked([text], "de", "en", handling=HTML), shouts) == ([text], [])
 
 
 def test_space_of_html_around_a_text_stays():
@@ -202,11 +203,25 @@ def test_space_of_html_around_a_text_stays():
     assert [text_of(row.prompt) for row in rounds[0]] == ["One \u00a0<b>two</b>"]
 
 
-def test_many_pieces_are_asked_for_in_parts():
-    text = "a {0} b\n" * 3000
-    (answer,), rounds = translate(TextsAsked([text], "de", "en"), drops_marks)
-    assert [len(rows) for rows in rounds] == [3000, MOST_ROWS, 6000 - MOST_ROWS]
-    assert answer == text
+def test_what_an_answer_lacks_is_asked_for_before_the_others_have_ended():
+    terms = from_pairs({"dog": "Köter"})
+    asked = TextsAsked(["The {0} sees.", "The dog.", "Fine."], "de", "en", terms)
+    translator = Translator(asked, TranslationForm(terms_in_source=False), Words())
+    assert [text_of(row.prompt) for row in translator.start()] == [*asked.texts, "dog"]
+    assert [text_of(row.prompt) for row in translator.take(0, Translated("Sieht."))] == ["The", "sees."]
+    assert translator.take(1, Translated("Der Hund.")) == [], "it waits for the term"
+    assert translator.take(3, Translated("Hund")) == []
+    assert translator.take(5, Translated("sieht.")) == translator.take(4, Translated("Der")) == []
+    assert translator.take(2, Translated("Gut.")) == []
+    assert translator.texts() == ["Der {0} sieht.", "Der Köter.", "Gut."]
+
+
+def test_a_term_that_is_asked_for_too_late_to_help_is_not_waited_for():
+    asked = TextsAsked(["The dog."], "de", "en", from_pairs({"dog": "Köter"}))
+    translator = Translator(asked, TranslationForm(terms_in_source=False), Words())
+    translator.start()
+    assert translator.take(0, Translated("Der Köter.")) == [] and translator.texts() == ["Der Köter."]
+    assert translator.take(1, Translated("Hund")) == []
 
 
 def test_spaces_and_wide_characters_in_marks_are_read():

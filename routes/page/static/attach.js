@@ -55,7 +55,7 @@ export function apart(whole) {
 /** What a message is about, in a few words. */
 export function subjectOf(whole) {
   const { message, files } = apart(whole);
-  return message || files[0].name;
+  return message || files[0]?.name || "";
 }
 
 async function take(files) {

@@ -17,7 +17,6 @@ import torch
 
 from bench.make_checkpoint import SIZES, random_checkpoint
 from rwkv_batch.engine.engine import Engine
-from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.state.log.store import Store
@@ -28,6 +27,7 @@ from rwkv_batch.wire.protocol import (
     GenerateRequest,
     Progress,
     Rejected,
+    RequestKey,
     Sampling,
     SessionTurn,
     TokenLogprob,

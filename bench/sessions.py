@@ -40,9 +40,8 @@ from commit_load import CommitFigures, measure
 from tqdm import tqdm
 
 from bench.make_checkpoint import SIZES
-from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.ops.weights.formats import FORMATS
-from rwkv_batch.wire.protocol import Sampling, TokenLogprob, TurnInfo
+from rwkv_batch.wire.protocol import RequestKey, Sampling, TokenLogprob, TurnInfo
 
 ROOT = Path(__file__).resolve().parents[1]
 TIERS = {"L1": "L1, a slot", "L2": "L2, host memory", "L3": "L3, the database", "fresh": "none: read again"}

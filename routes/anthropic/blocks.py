@@ -16,7 +16,7 @@ NO_CITATIONS = refused("this server does not cite; leave it out")
 
 
 class CachedBlock(BaseModel):
-    """The base of all blocks. States of prompts' beginnings are kept without being told so."""
+    """The base of all blocks. States of prompts' beginnings are kept in any case."""
 
     cache_control: Any = None
 

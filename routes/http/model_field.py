@@ -41,7 +41,7 @@ async def read_model(front: Frontend, http: HttpRequest, fields: Json) -> Named:
         return found
     if asked in LABELS:
         return Named(default)
-    if front.settings.models:  # one may have been loaded that this front end has not been told of yet
+    if front.settings.models:  # one may have been loaded of which this front end does not know yet
         front.serve((await front.ask(ListModels(uuid4().hex))).models)
         if found := _find(asked, front.models):
             return found

@@ -32,7 +32,7 @@ from rwkv_batch.engine.rows.rows import Rows
 from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
-from rwkv_batch.engine.scheduling.row import Outbox, RequestKey
+from rwkv_batch.engine.scheduling.row import Outbox
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
 from rwkv_batch.engine.startup import describe, open_store, state_pool
 from rwkv_batch.model import checkpoint
@@ -45,12 +45,7 @@ from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.prefix_cache import PrefixCache
 from rwkv_batch.text.tokenizer import Tokenizer, tokenizer_of
 from rwkv_batch.wire.commands import EngineCommand
-from rwkv_batch.wire.protocol import (
-    Failed,
-    GenerateRequest,
-    Progress,
-    RowDelta,
-)
+from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, RequestKey, RowDelta
 from state_pool import StatePool
 
 OFFLINE = b"offline"

@@ -18,11 +18,11 @@ from rwkv_batch.ops.low_rank import LowRankAdapter
 from rwkv_batch.runner.limits import GPU_LIMITS
 from rwkv_batch.runner.one_row import OneRow
 from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, DrawUnder, NewRow
-from rwkv_batch.runner.warmup import LOGITS_COPIES, launch_all_kernels, run_largest_step
+from rwkv_batch.runner.warmup import launch_all_kernels, logits_bytes, run_largest_step
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
 from rwkv_batch.sampling.masks import RowMasks
 from rwkv_batch.sampling.mixtures import mix_logits
-from rwkv_batch.sampling.prompt_logprobs import PromptScores, ScoredRow, scored_rows, scoring_bytes
+from rwkv_batch.sampling.prompt_logprobs import PromptScores, ScoredRow, scored_rows
 from rwkv_batch.sampling.sampler_cuda import CudaSampler, bytes_per_slot
 
 MOST_STEPS = 4  # of a batch: a row that ends in it is idle for the others
@@ -88,12 +88,11 @@ class CudaRunner:
         self._adapters = adapters if model.takes_adapters else NO_ADAPTERS
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
-        slots, vocab = rows + idle_slots, self.model.checkpoint.vocab
-        slot_bytes = self.model.slot_bytes(self._wkv_dtype) + bytes_per_slot(vocab)
+        slots, shape = rows + idle_slots, self.model.checkpoint
+        slot_bytes = self.model.slot_bytes(self._wkv_dtype) + bytes_per_slot(shape.vocab)
         room = self._adapters
         steps = self.model.step_bytes(rows, prefill_tokens, room.slots, room.most_rank)
-        scoring = scoring_bytes(vocab, self.model.checkpoint.width, SCORED_AT_ONCE, self.dtype, self.device)
-        logits = max(scoring, rows * LOGITS_COPIES * 4 * vocab)  # of prompts come first
+        logits = logits_bytes(shape, rows, SCORED_AT_ONCE, self.dtype, self.device)
         one_row = OneRow.bytes_needed(self.model, self.most_steps)
         return reserve_bytes(self.device) + slots * slot_bytes + logits + steps + one_row
 

@@ -18,11 +18,11 @@ from rwkv_batch.ops.device import give_freed_memory_back, keep_freed_memory, res
 from rwkv_batch.ops.low_rank import LowRankAdapter, slot_numbers
 from rwkv_batch.runner.limits import GPU_LIMITS, cpu_limits
 from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, DrawUnder, KnownDraws, NewRow
-from rwkv_batch.runner.warmup import LOGITS_COPIES, run_largest_step
+from rwkv_batch.runner.warmup import logits_bytes, run_largest_step
 from rwkv_batch.sampling.logprobs import logprobs, row_logprobs
 from rwkv_batch.sampling.masks import RowMasks
 from rwkv_batch.sampling.mixtures import mix_logits
-from rwkv_batch.sampling.prompt_logprobs import PromptScores, scored_rows, scoring_bytes
+from rwkv_batch.sampling.prompt_logprobs import PromptScores, scored_rows
 from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.state.slots import slot_bytes
 
@@ -80,9 +80,7 @@ class TorchRunner:
         parts = layers_of_stages(shape.layers, len(self.devices))
         for device, part in zip(self.devices, parts, strict=True):
             of_devices[device] += self._stage_bytes(len(part), rows + idle_slots, prefill_tokens + rows)
-        scoring = scoring_bytes(shape.vocab, shape.width, SCORED_AT_ONCE, torch.float32, self.device)
-        logits = max(scoring, rows * LOGITS_COPIES * 4 * shape.vocab)  # of prompts come first
-        of_devices[self.device] += logits
+        of_devices[self.device] += logits_bytes(shape, rows, SCORED_AT_ONCE, torch.float32, self.device)
         return max(of_devices.values()) + reserve_bytes(self.device)
 
     def _stage_bytes(self, layers: int, slots: int, tokens: int) -> int:

@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.runner.protocol import Batch, NewRow, Runner
 from rwkv_batch.sampling.logprobs import logprobs
 from rwkv_batch.sampling.masks import RowMasks, mask_words
-from rwkv_batch.sampling.prompt_logprobs import PromptScores, ScoredRow
+from rwkv_batch.sampling.prompt_logprobs import PromptScores, ScoredRow, scoring_bytes
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import VOCABULARY
 from rwkv_batch.wire.protocol import Sampling
@@ -19,6 +20,12 @@ LOGITS_COPIES = 8
 FEW_ROWS = (1, 32, 128)  # for which the sampler launches all of its kernels
 WAYS = Sampling(), Sampling(top_p=0.5)  # for which the sampler has kernels of their own
 ALL_IDS = RowMasks([0], np.full((1, mask_words(VOCABULARY)), -1, np.int32))  # of the first row
+
+
+def logits_bytes(shape: Checkpoint, rows: int, places: int, dtype: torch.dtype, device: torch.device) -> int:
+    """The most that a step holds of logits: those of prompts, of so many places at once, come first."""
+    scoring = scoring_bytes(shape.vocab, shape.width, places, dtype, device)
+    return max(scoring, rows * LOGITS_COPIES * 4 * shape.vocab)
 
 
 @torch.inference_mode()

@@ -301,3 +301,4 @@ class CommandReply(WireMessage, frozen=True, omit_defaults=True, tag="command_re
 
 
 Event = Accepted | Rejected | Progress | Failed | CommandReply | EngineLoad
+RequestKey = tuple[bytes, str]  # (front end, request id): what the engine knows a request or command by

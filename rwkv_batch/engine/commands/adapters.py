@@ -5,10 +5,10 @@ from pathlib import Path
 from rwkv_batch.engine.row_adapters.adapters import Adapters
 from rwkv_batch.engine.row_adapters.kinds import AdapterRefused, LoadedAdapter
 from rwkv_batch.engine.rows.rows import Rows
-from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.wire.commands import AdapterCommand, ListAdapters, LoadAdapter, RemoveAdapter
+from rwkv_batch.wire.protocol import RequestKey
 
 
 class AdapterCommands:

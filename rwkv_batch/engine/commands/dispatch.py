@@ -8,7 +8,6 @@ from rwkv_batch.engine.commands.text import TextCommands
 from rwkv_batch.engine.row_adapters.adapters import Adapters
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.stored_turns import Turns
-from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.wire.commands import (
     AdapterCommand,
     EngineCommand,
@@ -16,6 +15,7 @@ from rwkv_batch.wire.commands import (
     StartStateCommand,
     TextCommand,
 )
+from rwkv_batch.wire.protocol import RequestKey
 
 
 class Commands:

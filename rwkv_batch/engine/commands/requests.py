@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from rwkv_batch.engine.rows.beginnings import mixed
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.stored_turns import StoredTurn
-from rwkv_batch.engine.scheduling.row import DECODING, RequestKey, Row
+from rwkv_batch.engine.scheduling.row import DECODING, Row
 from rwkv_batch.wire.codec import encode
 from rwkv_batch.wire.commands import PAUSED, ListRequests, PauseRequest, RequestCommand, StopRequest
 from rwkv_batch.wire.protocol import (
@@ -24,6 +24,7 @@ from rwkv_batch.wire.protocol import (
     PausedRow,
     Progress,
     RequestInfo,
+    RequestKey,
     RowDelta,
 )
 

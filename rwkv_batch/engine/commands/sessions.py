@@ -5,7 +5,6 @@ from functools import partial
 
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.stored_turns import Turns
-from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.state.entries import Head, Moved, NotInFile, Session, SessionAt, Status, Turn, message
 from rwkv_batch.wire.commands import (
     DeleteSession,
@@ -20,7 +19,7 @@ from rwkv_batch.wire.commands import (
     SessionCommand,
     SessionHistory,
 )
-from rwkv_batch.wire.protocol import SessionInfo, TurnInfo
+from rwkv_batch.wire.protocol import RequestKey, SessionInfo, TurnInfo
 
 
 class SessionCommands:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from rwkv_batch.engine.row_adapters.adapters import Adapters
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.model.adapters.start_states import read_start_state
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.state.entries import StoreError, message
@@ -17,7 +16,7 @@ from rwkv_batch.wire.commands import (
     RemoveStartStates,
     StartStateCommand,
 )
-from rwkv_batch.wire.protocol import StartStateInfo
+from rwkv_batch.wire.protocol import RequestKey, StartStateInfo
 
 
 class _NoState(StoreError):

@@ -3,8 +3,8 @@
 from itertools import chain
 
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.wire.commands import Detokenize, TextCommand, Tokenize
+from rwkv_batch.wire.protocol import RequestKey
 
 
 class TextCommands:

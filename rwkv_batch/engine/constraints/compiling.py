@@ -11,17 +11,16 @@ from msgspec.structs import replace
 from rwkv_batch.engine.constraints.masks import RowConstraint
 from rwkv_batch.text.grammars import BoundText, GrammarCompiler, GrammarError
 from rwkv_batch.text.tokenizer import END_OF_TEXT
-from rwkv_batch.wire.protocol import GenerateRequest
+from rwkv_batch.wire.protocol import GenerateRequest, RequestKey
 
 THREADS = 2  # so that a grammar that takes long holds up some others only
-Key = tuple[bytes, str]  # (front end, request id)
 
 
 @dataclass(eq=False)
 class CompiledGrammar:
     """Of a request, when it has been compiled; before that, on its way."""
 
-    key: Key
+    key: RequestKey
     request: GenerateRequest
     matcher: Future[LLMatcher]  # at the beginning of the text; its error is a GrammarError
 
@@ -53,7 +52,7 @@ class GrammarQueue:
             self._done.popleft()
         return bool(self._done)
 
-    def put(self, key: Key, request: GenerateRequest) -> bool:
+    def put(self, key: RequestKey, request: GenerateRequest) -> bool:
         """Compile the grammar of a request; some at a time.
 
         False if it has none, or too many wait already.
@@ -73,12 +72,12 @@ class GrammarQueue:
             taken.append(item)
         return taken
 
-    def drop(self, unwanted: Callable[[Key], bool]) -> None:
+    def drop(self, unwanted: Callable[[RequestKey], bool]) -> None:
         """Forget requests, by their keys. No thread begins with their grammars."""
         for item in [item for item in self._waiting if unwanted(item.key)]:
             self._waiting.pop(item).cancel()
 
-    def compile(self, key: Key, request: GenerateRequest) -> CompiledGrammar:
+    def compile(self, key: RequestKey, request: GenerateRequest) -> CompiledGrammar:
         """Compile the grammar of a request at once, for a caller that waits."""
         item = CompiledGrammar(key, _with_end(request), Future())
         self._compile(item)

@@ -9,8 +9,8 @@ from rwkv_batch.engine.rows.beginnings import Beginnings
 from rwkv_batch.engine.rows.lives import Fresh, MixtureMember, SharedPrompt
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.stored_turns import StoredTurn, Turns
-from rwkv_batch.engine.scheduling.row import Life, RequestKey, Row, RowAdapter, RowDraws
-from rwkv_batch.wire.protocol import GenerateRequest, MixturePart
+from rwkv_batch.engine.scheduling.row import Life, Row, RowAdapter, RowDraws
+from rwkv_batch.wire.protocol import GenerateRequest, MixturePart, RequestKey
 
 Start = tuple[MixturePart, RowAdapter | None]  # a state in which rows run, and what they run with
 LEAST_TOKENS = 16  # of a prompt that is shared; a shorter one is fed as fast as its state is copied

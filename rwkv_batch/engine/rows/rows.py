@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rwkv_batch.engine.scheduling.counts import EngineCounts
-from rwkv_batch.engine.scheduling.row import FINALIZING, Outbox, RequestKey, Row
+from rwkv_batch.engine.scheduling.row import FINALIZING, Outbox, Row
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.state.entries import Moved
-from rwkv_batch.wire.protocol import CommandReply, Event, Failed, Progress, Rejected, RowDelta
+from rwkv_batch.wire.protocol import CommandReply, Event, Failed, Progress, Rejected, RequestKey, RowDelta
 
 
 class Rows:

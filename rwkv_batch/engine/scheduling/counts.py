@@ -141,5 +141,6 @@ class EngineCounts:
         """So many draws at this place are no tokens of the row: it has ended, or ends with a stop id."""
         if draws and place < marks.decoding and row.leads:
             self.generation_tokens -= draws
-            known = not (marks.ahead and row.draws.ahead)
-            self.waits.between_tokens.observe(self._gaps[known], -draws)
+            of_ahead, of_others = self._gaps
+            gap = of_ahead if marks.ahead and row.draws.ahead else of_others
+            self.waits.between_tokens.observe(gap, -draws)

@@ -18,9 +18,8 @@ from rwkv_batch.engine.scheduling.row_input import TokenInput
 from rwkv_batch.engine.scheduling.row_text import RowText
 from rwkv_batch.runner.protocol import LAST
 from rwkv_batch.text.tokenizer import Tokenizer
-from rwkv_batch.wire.protocol import Event, GenerateRequest, RowDelta, TokenLogprob
+from rwkv_batch.wire.protocol import Event, GenerateRequest, RequestKey, RowDelta, TokenLogprob
 
-RequestKey = tuple[bytes, str]  # (front end, request id)
 Outbox = list[tuple[RequestKey, Event]]  # collected during a step for the front ends
 
 _arrivals = itertools.count()

@@ -26,7 +26,6 @@ from rwkv_batch.config import EngineConfig, file_name, further_model, without_ad
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.memory import MemoryShare
-from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.engine.serving.models import Member, Models
 from rwkv_batch.engine.startup import SharedDatabase, open_store
 from rwkv_batch.model.checkpoint import Checkpoint
@@ -38,7 +37,7 @@ from rwkv_batch.runner.loading import load_model, load_weights, loading_bar
 from rwkv_batch.sampling.flashinfer import SamplerError
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.wire.commands import LoadModel, RemoveModel
-from rwkv_batch.wire.protocol import CommandReply, Event, Failed, Rejected
+from rwkv_batch.wire.protocol import CommandReply, Event, Failed, Rejected, RequestKey
 from rwkv_batch.wire.supervision import Loading, ModelDefaults, Serving
 
 MOST_LOADED = 12  # each has two streams of torch's 32

@@ -3,9 +3,9 @@
 import math
 import time
 
-from rwkv_batch.engine.scheduling.row import Outbox, RequestKey
+from rwkv_batch.engine.scheduling.row import Outbox
 from rwkv_batch.engine.serving.models import Models
-from rwkv_batch.wire.protocol import EngineLoad
+from rwkv_batch.wire.protocol import EngineLoad, RequestKey
 
 EVERY = 0.02  # seconds between two reports, at least
 

@@ -13,7 +13,7 @@ from threading import Lock
 
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.metrics.device_time import DeviceTime
-from rwkv_batch.engine.scheduling.row import DECODING, Outbox, RequestKey
+from rwkv_batch.engine.scheduling.row import DECODING, Outbox
 from rwkv_batch.engine.serving.background import Background
 from rwkv_batch.engine.serving.report import Figures, of_engine, of_process, of_sessions
 from rwkv_batch.engine.serving.shares import Shares
@@ -33,7 +33,7 @@ from rwkv_batch.wire.commands import (
     StopRequest,
     TextCommand,
 )
-from rwkv_batch.wire.protocol import CommandReply, Event, GenerateRequest, Rejected
+from rwkv_batch.wire.protocol import CommandReply, Event, GenerateRequest, Rejected, RequestKey
 from rwkv_batch.wire.supervision import EngineInfo
 
 IDLE_SECONDS = 60.0  # without a step, after which the device is asked whether it still works,

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from rwkv_batch.config import EngineConfig, file_name, writer_address
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.memory import MemoryShare
-from rwkv_batch.engine.scheduling.row import Outbox, RequestKey
+from rwkv_batch.engine.scheduling.row import Outbox
 from rwkv_batch.engine.serving.changes import ModelChanges
 from rwkv_batch.engine.serving.loads import LoadReports
 from rwkv_batch.engine.serving.models import Models
@@ -40,7 +40,7 @@ from rwkv_batch.state.entries import StoreError
 from rwkv_batch.text import grammars
 from rwkv_batch.wire.codec import ToEngine, decode_to_engine, encode, id_of
 from rwkv_batch.wire.commands import LoadModel, RemoveModel
-from rwkv_batch.wire.protocol import Cancel, Event, Failed, GenerateRequest, Rejected, WatchLoad
+from rwkv_batch.wire.protocol import Cancel, Event, Failed, GenerateRequest, Rejected, RequestKey, WatchLoad
 from rwkv_batch.wire.supervision import DatabaseNeeded, FrontendLost, LoadFailure, Ping, Serving, Stop
 
 log = logging.getLogger(__name__)

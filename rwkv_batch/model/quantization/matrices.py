@@ -10,7 +10,7 @@ from rwkv_batch.ops.weights.halves import HalfWeight
 
 HEAD = "head.weight"  # the last product, onto the vocabulary
 HEAD_FORMAT = "int8"  # of a quantized head beside any other format, as its errors go right into the logits
-WITH_HEAD = ("fp16", "bf16", "int8", "fp8")  # formats with which the head is packed unless told otherwise
+WITH_HEAD = ("fp16", "bf16", "int8", "fp8")  # formats with which the head is packed unless it is to stay
 OF_LAYER: dict[Family, tuple[str, ...]] = {
     "rwkv7": ("att.receptance", "att.key", "att.value", "att.output", "ffn.key", "ffn.value"),
     "rwkv7a": ("att.receptance", "att.key", "att.value", "att.output", "ffn.key", "ffn.value"),

@@ -98,7 +98,7 @@ class Link(Thread):
             poller.register(dealer, zmq.POLLIN)
             poller.register(self._wakened.fileno(), zmq.POLLIN)
             closing_at: float | None = None
-            heard = 0.0  # when there was a word, or it was asked for
+            latest = 0.0  # when something came, or was asked for
             while closing_at is None or (self._under_way and time.monotonic() < closing_at):
                 waits = self._under_way or not self._writer
                 ready = dict(poller.poll(ASK_AGAIN_MS if waits else None))
@@ -109,10 +109,10 @@ class Link(Thread):
                 now = time.monotonic()
                 if dealer in ready:
                     self._receive(dealer)
-                    heard = now
-                elif waits and 1000 * (now - heard) > ASK_AGAIN_MS:
+                    latest = now
+                elif waits and 1000 * (now - latest) > ASK_AGAIN_MS:
                     self._ask(dealer)
-                    heard = now
+                    latest = now
                 self._send(dealer)
         if self._under_way:
             log.error("%d changes of sessions could not be stored and are lost.", len(self._under_way))

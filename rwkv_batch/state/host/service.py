@@ -93,7 +93,7 @@ class HostWriter:
         self._number = 1 + secrets.randbits(62)
         self._commits = GroupCommit(store, lambda callback: callback(), self._renewed)
         self._outcomes: defaultdict[bytes, list[SentOutcome]] = defaultdict(list)  # to be sent, by engine
-        self._engines: set[bytes] = set()  # that have been heard
+        self._engines: set[bytes] = set()  # that have sent something
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         for option in (zmq.SNDHWM, zmq.RCVHWM):

@@ -42,24 +42,24 @@ class ImageCache:
         # many tokens cost one image too much, and nothing else.
         self._lost: dict[int, int] = {}
         self._last_error = ""  # of the image before
-        self._kept: dict[int, Tensor] = {}  # by turn
+        self._held: dict[int, Tensor] = {}  # by turn
         if self._folder:
             known = None if store.shared else store.image_turns
             self._writer = ImageWriter(self._folder, layout, replay_rate, known)
 
     def find(self, turn: int) -> Tensor | None:
-        """An image that is not stored yet, or is kept in memory. Also for other threads."""
-        kept = self._kept.get(turn)
-        return kept if kept is not None or self._writer is None else self._writer.find(turn)
+        """An image that is not stored yet, or is held in memory. Also for other threads."""
+        held = self._held.get(turn)
+        return held if held is not None or self._writer is None else self._writer.find(turn)
 
     @property
     def stores(self) -> bool:
-        """Whether images are written; otherwise there are those of `keep` alone."""
+        """Whether images are written; otherwise there are those of `hold` alone."""
         return self._writer is not None
 
-    def keep(self, turn: int, image: Tensor) -> None:
-        """Keep the image in memory for as long as the turn is in the log."""
-        self._kept[turn] = image
+    def hold(self, turn: int, image: Tensor) -> None:
+        """Hold the image in memory for as long as the turn is in the log."""
+        self._held[turn] = image
 
     @property
     def waiting(self) -> int:
@@ -123,7 +123,7 @@ class ImageCache:
     def clean(self, removed: Removed) -> None:
         """Drop the images that belonged to rows that have been removed."""
         for turn in removed.turns:
-            self._kept.pop(turn, None)
+            self._held.pop(turn, None)
         self._forget(removed.turns)
         if self._folder and removed.images:
             self._copier.put(partial(images.remove, self._folder, list(removed.images)))

@@ -88,7 +88,7 @@ class SessionFiles:
         (first, needed), *later = states
         session = self._parts.log.announce(at, turns, first.end)
         if later and not self._parts.images.stores:
-            self._parts.images.keep(first.id, needed)
+            self._parts.images.hold(first.id, needed)
         last, state = states[-1]
         if last.id == session.head.turn:
             self._parts.tiers.hold(at.key, session.head, state)

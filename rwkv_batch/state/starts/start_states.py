@@ -192,7 +192,7 @@ class StartStates:
         name = at.key.removeprefix(KEY)
         self._parts.documents.put(at.key, description, lambda error: None)
         session = self._parts.log.announce(at, [turn], imaged=0)
-        self._parts.images.keep(turn.id, image)
+        self._parts.images.hold(turn.id, image)
         before = self._starts.get(name)
         self._starts[name] = start = StoredStart(name, session, image, description, offsets)
 
@@ -251,7 +251,7 @@ class StartStates:
         except (StoreError, SnapshotError) as error:
             log.error("The start state %s is lost: %s", name, error)
             return None
-        self._parts.images.keep(session.head.turn, image)
+        self._parts.images.hold(session.head.turn, image)
         return StoredStart(name, session, image, description, offsets)
 
     def _offsets(self, head: Head) -> Offsets | None:

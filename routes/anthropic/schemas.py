@@ -101,7 +101,7 @@ class MessagesBody(ChatStyleFields, OpenAIBody):
     output_format: OutputFormat | None = None  # what older clients call output_config.format
     context_management: ContextManagement = ContextManagement()
     metadata: Json = Field(default_factory=dict)
-    service_tier: Literal["auto", "standard_only"] = "auto"
+    service_tier: Literal["auto", "standard_only"] | None = None
     # Hints.
     speed: str | None = None
     inference_geo: str | None = None

@@ -11,6 +11,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field
 
 from routes.http.errors import ApiError, Json
+from routes.http.priority import PriorityFields
 from routes.http.schemas import (
     INT_LIMIT,
     LAST_ID,
@@ -54,7 +55,7 @@ StoredId = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID), *PLAIN
 SessionId = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID), *OWN_ID]
 
 
-class RowFields(RequestBody, ABC):
+class RowFields(PriorityFields, RequestBody, ABC):
     """What all native routes that generate have in common."""
 
     model: str = "rwkv7"  # which one is asked (`model_field.py`); echoed
@@ -72,7 +73,7 @@ class RowFields(RequestBody, ABC):
     def request(
         self, prompts: Prompts, turn: SessionTurn | None = None, prefix_ids: Sequence[int] = ()
     ) -> GenerateRequest:
-        return GenerateRequest(
+        request = GenerateRequest(
             id=uuid.uuid4().hex,
             prompts=prompts,
             max_tokens=self.max_tokens,
@@ -84,6 +85,7 @@ class RowFields(RequestBody, ABC):
             turn=turn,
             prefix_ids=list(prefix_ids),
         )
+        return self.ranked(request)
 
 
 class SamplingFields(RowFields):

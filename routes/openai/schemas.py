@@ -1,7 +1,7 @@
 """The bodies of the OpenAI requests: fields, defaults, ranges, and the engine request that they make.
 
 A top-level null means "not given", as in OpenAI's own API. Fields without effect (`user`, `metadata`,
-`service_tier`, `model`) are either hints or labels; unknown fields are ignored, but those of unavailable.py.
+`model`) are either hints or labels; unknown fields are ignored, but those of unavailable.py.
 """
 
 from functools import cache
@@ -18,6 +18,7 @@ from routes.chat.profiles import ALPHAS, PROFILES
 from routes.chat.shapes import ChatMessages, OfferedTool, ToolChoiceShape, shaped_as
 from routes.http import schemas
 from routes.http.errors import Json, openai_field
+from routes.http.priority import PriorityFields
 from routes.http.schemas import (
     INT_LIMIT,
     LAST_ID,
@@ -158,7 +159,7 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class OpenAIBody(UnavailableSamplers, GrammarFields):
+class OpenAIBody(PriorityFields, UnavailableSamplers, GrammarFields):
     """What all OpenAI routes that generate have in common.
 
     The alphas are RWKV's own penalties; None there means the route's default.
@@ -263,7 +264,7 @@ class OpenAIBody(UnavailableSamplers, GrammarFields):
         stops = list(style.form.stops) if style and self.stop_tokens is None and not is_bound else []
         own_stops = [s for s in stop_tokens if isinstance(s, str)] + self.stop
         late_stops = style.late_stops(own_stops) if style and own_stops else None
-        return GenerateRequest(
+        request = GenerateRequest(
             id=uuid4().hex,
             prompts=prompts,
             max_tokens=max_tokens,
@@ -296,6 +297,7 @@ class OpenAIBody(UnavailableSamplers, GrammarFields):
             prefix_ids=list(style.lead) if style else [],
             return_ids=self.return_token_ids,
         )
+        return self.ranked(request)
 
 
 class ThinkingSwitch(BaseModel):

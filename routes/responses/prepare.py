@@ -144,7 +144,7 @@ def _response(body: ResponsesBody, response_id: str, model_id: str) -> Json:
         "prompt_cache_retention": body.prompt_cache_retention,
         "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
         "safety_identifier": body.safety_identifier,
-        "service_tier": "default",
+        "service_tier": "flex" if body.is_batch else "default",
         "store": body.store,
         "temperature": body.temperature,
         "text": {"format": _format(body), "verbosity": body.text.verbosity},

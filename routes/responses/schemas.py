@@ -144,7 +144,6 @@ class ResponsesBody(ChatStyleFields, OpenAIBody):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: Json = Field(default_factory=dict)
-    service_tier: str = "auto"
 
     @property
     def wanted_logprobs(self) -> int | None:

@@ -9,8 +9,9 @@ from routes.http.errors import ApiError, ErrorShape, Json
 from routes.http.exchange import HttpRequest, HttpResponse, json_response
 from routes.http.frontend import Frontend
 from routes.http.generate import Prepared, generate_from
+from routes.http.priority import PriorityFields
 from routes.http.route import Handler
-from routes.http.schemas import MAX_PROMPTS
+from routes.http.schemas import MAX_PROMPTS, RequestBody
 from routes.translate.bodies import read_body
 from routes.translate.keys import demand_key
 from routes.translate.names import (
@@ -37,8 +38,13 @@ KINDS = (
     "a body has `text` and `target_lang` (DeepLX), `q` and `target` (LibreTranslate), `text` and `to` "
     "(MTranServer), `text_list` and `target_lang` (Immersive Translate) or `text` and `destination` (hcfy)"
 )
+
 GOOGLE_MODELS = ("nmt", "base")  # of Google's: any will do
 WORDS = Words()
+
+
+class Urgency(PriorityFields, RequestBody):
+    """How urgent a translation is."""
 
 
 def translates(wire: AnyTranslationService) -> Handler:
@@ -123,9 +129,11 @@ async def _answer(
     if wire is GOOGLE and fields.get("model") in GOOGLE_MODELS:
         fields = fields | {"model": None}
     slow = is_large(http)
+    urgency = Urgency.from_json({name: fields[name] for name in Urgency.model_fields if name in fields})
 
     def prepare(body: Json, model: EngineInfo) -> Prepared:
-        return prepare_translation(*wire.read(body), model, front.settings, wire.shape, slow)
+        prepared = prepare_translation(*wire.read(body), model, front.settings, wire.shape, slow)
+        return prepared._replace(request=urgency.ranked(prepared.request))
 
     return await generate_from(front, http, fields, prepare, in_thread=slow)
 

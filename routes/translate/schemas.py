@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field
 from typing_extensions import TypeAliasType
 
+from routes.http.priority import PriorityFields
 from routes.http.schemas import MAX_PROMPTS, RequestBody, not_bool, refused
 from rwkv_batch.chat.languages import find, languages
 from rwkv_batch.translation.glossary import Glossary, GlossaryError, from_pairs
@@ -87,7 +88,7 @@ Pairs = Annotated[dict[str, str], Field(max_length=5000), AfterValidator(_glossa
 Key = Annotated[str | None, Field(description="the password")]
 
 
-class TermFields(RequestBody):
+class TermFields(PriorityFields, RequestBody):
     """What every translation can have besides."""
 
     glossary: Pairs = Field(default={})  # term -> what it becomes; | parts forms

@@ -5,6 +5,7 @@ each step: those that run already wait for one portion, and the first of them dr
 """
 
 from rwkv_batch.engine.constraints.masks import MaskMaker
+from rwkv_batch.engine.giving_way import GivingWay
 from rwkv_batch.engine.row_adapters.adapters import Adapters
 from rwkv_batch.engine.rows.beginnings import StartStateMissing
 from rwkv_batch.engine.rows.lives import SharedPrompt
@@ -44,14 +45,21 @@ class Admission:
 
     def __init__(self, parts: EngineParts, adapters: Adapters, masks: MaskMaker) -> None:
         self._parts, self._adapters, self._masks = parts, adapters, masks
+        self._giving = GivingWay(parts)
 
     def admit(self) -> None:
         """Give a portion of the waiting rows free slots, and these the states they begin with."""
         beginnings: Beginning = {}
         scheduler = self._parts.scheduler
+        if scheduler.batch:
+            self._giving.make_room()
         takes = Portion(scheduler.prefill_tokens).takes
         for row in scheduler.admit(self._adapters.has_slot, takes):
             if row.slot is None:  # of a request that has just been refused
+                continue
+            if row.input.kept is not None:
+                beginnings[row.slot] = row.come_back()
+                self._begin_again(row, row.slot)
                 continue
             self._parts.counts.admit(row)
             try:
@@ -63,9 +71,13 @@ class Admission:
         self._parts.runner.states.replace(beginnings)
 
     def _begin(self, row: Row, slot: int) -> None:
+        self._begin_again(row, slot)
+        if row.draws.constraint and row.leads:
+            self._masks.begin(row.draws.constraint, row.drawn)
+
+    def _begin_again(self, row: Row, slot: int) -> None:
+        """What binds it goes on from where it was."""
         runner, sampling, stops = self._parts.runner, row.request.sampling, row.request.stop_ids
         prompt = row.prompt if sampling.repetition_penalty != 1 else ()
         runner.begin(slot, NewRow(sampling, row.draws.seed, row.number, stops, row.drawn, prompt))
         row.draws.ahead = len(stops) <= runner.run_ahead_stop_ids
-        if row.draws.constraint and row.leads:
-            self._masks.begin(row.draws.constraint, row.drawn)

@@ -78,6 +78,9 @@ ENGINE: dict[str, MetricFamily] = {
     "request_success": MetricFamily(
         "counter", "Rows that have ended, by what ended them.", ("model_name", "finished_reason")
     ),
+    "num_preemptions": MetricFamily(
+        "counter", "Rows of batches that gave their slots to others, and went on later.", MODEL
+    ),
     "corrupted_requests": MetricFamily(
         "counter", "Rows whose logits were not finite numbers, which ended them with an error.", MODEL
     ),

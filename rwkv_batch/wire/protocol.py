@@ -149,6 +149,8 @@ class GenerateRequest(ModelMessage, frozen=True, omit_defaults=True, tag="genera
     rows: list[PausedRow] = []  # of a request that goes on: one for each prompt, and n is 1
     model: str = ""  # of a request that goes on: the fingerprint of the model that began it
     pausable: bool = True  # False: nothing could continue the reply that the front end makes
+    batch: bool = False  # its rows run in slots that others leave, and give them back
+    deadline: float = 0.0  # seconds since 1970; the earliest goes first among those of its kind; 0: none
     # Of a request whose rows are spread over several engines: the numbers that these rows have in it.
     row_numbers: list[int] = []
 

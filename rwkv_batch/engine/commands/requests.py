@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from rwkv_batch.engine.rows.beginnings import mixed
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.stored_turns import StoredTurn
-from rwkv_batch.engine.scheduling.row import DECODING, Row
+from rwkv_batch.engine.scheduling.row import DECODING, PAUSING, Row
 from rwkv_batch.wire.codec import encode
 from rwkv_batch.wire.commands import PAUSED, ListRequests, PauseRequest, RequestCommand, StopRequest
 from rwkv_batch.wire.protocol import (
@@ -63,7 +63,7 @@ class RequestCommands:
                         lambda found, error: self._rows.reply(command_key, error, found=found),
                     )
             case PauseRequest(name=name, part=part):
-                rows = [row for row in self._find(name) if not row.held]
+                rows = [row for row in self._find(name) if not row.held & PAUSING]
                 self._pause(command_key, rows, PAUSED + name + part)
 
     def _list(self, command_key: RequestKey) -> None:
@@ -93,6 +93,10 @@ class RequestCommands:
             if row.state is DECODING:
                 row.finish("stop")
                 row.life.text_ended(row, row.text.take(row.drawn))
+            elif row.input.kept is not None:  # it has begun, and waits for a slot again
+                row.finish("stop")
+                self._rows.show(row, row.text.take(row.drawn))
+                self._rows.drop(partial(is_, row))
             else:
                 row.text.finish_reason = "paused" if row.drawn else "stop"  # which can be resumed again
                 self._rows.show(row, RowDelta(row.number, "", 0, row.text.finish_reason))
@@ -186,7 +190,7 @@ def _prompt_of(request: GenerateRequest, number: int) -> str | list[int]:
 def _hold(rows: list[Row], held: bool) -> None:
     for row in rows:
         for member in row.together:
-            member.held = held
+            member.held = member.held | PAUSING if held else member.held & ~PAUSING
 
 
 def _abandoned(row: Row) -> bool:

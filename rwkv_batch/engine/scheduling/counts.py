@@ -36,6 +36,7 @@ class WaitTimes:
     first_token: Histogram = field(default_factory=partial(Histogram, WAITS))
     between_tokens: Histogram = field(default_factory=partial(Histogram, STEPS))
     whole: Histogram = field(default_factory=partial(Histogram, WAITS))  # for the end of the text
+    preemptions: int = 0  # rows of batches that had to leave their slots and wait again
 
 
 @dataclass

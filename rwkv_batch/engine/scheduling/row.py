@@ -5,6 +5,7 @@ life, which is the engine's (`engine/rows`).
 """
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from rwkv_batch.wire.protocol import Event, GenerateRequest, RequestKey, RowDelt
 Outbox = list[tuple[RequestKey, Event]]  # collected during a step for the front ends
 
 _arrivals = itertools.count()
+# Why no step takes a row, as bits: its request may be paused; it leaves its slot.
+PAUSING, LEAVING = 1, 2
 
 
 class RowState(Enum):
@@ -132,7 +135,7 @@ class Row:
     draws: RowDraws
     slot: int | None = None
     state: RowState = WAITING
-    held: bool = False  # no step takes it, until it is known whether its request is paused
+    held: int = 0  # why no step takes it: PAUSING, LEAVING
     drawn: list[int] = field(default_factory=list)  # a stop id does not count
     drawn_fed: int = 0  # how many of these the state has seen
     in_flight: int = 0  # draws that are queued and not known yet
@@ -148,6 +151,11 @@ class Row:
         """Whether its draws are the reader's; the others of a mixture only add to them."""
         members = self.draws.members
         return not members or members[0] is self
+
+    @property
+    def rank(self) -> tuple[bool, float, int]:
+        """Which of two rows gets a slot first: the lower one."""
+        return self.request.batch, self.request.deadline or math.inf, self.arrival
 
     @property
     def together(self) -> "Sequence[Row]":
@@ -215,6 +223,16 @@ class Row:
         """It runs in this slot from now on."""
         self.slot, self.state = slot, PREFILLING
 
+    def leave(self, kept: Any) -> None:
+        """It has no slot, and goes on in another one, with this state."""
+        self.state, self.input.kept, self.held = WAITING, kept, self.held & ~LEAVING
+
+    def come_back(self) -> Any:
+        """It has a slot again. Returns the state in which it left the one before."""
+        self.state = PREFILLING if self.input.left else DECODING
+        kept, self.input.kept = self.input.kept, None
+        return kept
+
     def begin_turn(self, prompt: list[int]) -> None:
         """A turn's prompt, which is known when the turn begins."""
         self.prompt, self.input = prompt, TokenInput(prompt + self.drawn)
@@ -248,7 +266,7 @@ class Row:
     def finalize(self, tokens: list[int]) -> None:
         """The text has ended. `tokens` are still fed, nothing is drawn; then the state is stored."""
         self.input, self.state = TokenInput(tokens), FINALIZING
-        self.held = False  # what was to be paused has ended before that
+        self.held = 0  # what was to be paused has ended before that
 
     def end(self) -> None:
         """Nothing more is fed."""

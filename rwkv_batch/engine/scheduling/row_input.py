@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 PIECE = 16  # prompts are cut at multiples of this where possible: the chunk of the parallel recurrence
 
@@ -18,6 +19,7 @@ class TokenInput:
     fed: int = 0
     cuts: Sequence[int] = ()  # where a step must end: the states there are kept
     past: Sequence[int] = ()  # in front of the prompt, where these are kept
+    kept: Any = None  # bytes of the state of a row that had to leave its slot, until it has another
 
     @property
     def left(self) -> int:

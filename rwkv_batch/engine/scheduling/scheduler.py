@@ -1,12 +1,16 @@
 """Which rows run next: admission, the prefill budget, the decode batch. Pure Python, no torch.
 
-Waiting rows are admitted first come, first served, as slots fall free. Each step runs every row
-that decodes, and at most `prefill_tokens` prompt tokens of those that still have some, so that a long prompt
-never holds up the text of others. Turns of one session run one after the other.
+Waiting rows are admitted as slots fall free: those of batches behind all others, then by their deadlines,
+then first come, first served. Each step runs every row that decodes, and at most `prefill_tokens` prompt
+tokens of those that still have some, so that a long prompt never holds up the text of others. Turns of one
+session run one after the other.
 """
 
+import itertools
+from bisect import bisect
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from rwkv_batch.engine.scheduling.row import DECODING, Row
 
@@ -35,14 +39,18 @@ class Scheduler:
         self.waiting: deque[Row] = deque()
         self.running: dict[int, Row] = {}  # by slot
         self.queues: dict[str, deque[Row]] = {}  # by locked session: the turns behind the present one
+        self.batch: dict[Row, None] = {}  # of those that run, the rows of batches
+        self.leaving: set[Row] = set()  # of these, those that give their slots to others
         self._free = list(range((slots or max_rows) - 1, -1, -1))
         self._stalled = False  # all that could be admitted wait for their adapters
 
     @property
     def runnable(self) -> bool:
         """Whether a step would do something."""
-        return any(row.can_step for row in self.running.values()) or (
-            bool(self.waiting) and not self._stalled and self._room >= len(self.waiting[0].together)
+        return (
+            any(row.can_step for row in self.running.values())
+            or bool(self.leaving)
+            or (bool(self.waiting) and not self._stalled and self._room >= len(self.waiting[0].together))
         )
 
     def add(self, rows: list[Row], limited: bool = True) -> None:
@@ -62,7 +70,7 @@ class Scheduler:
                 f"The request has {count} rows and the server takes at most "
                 f"{self.max_waiting + self.max_rows} at once; send fewer prompts."
             )
-        waiting = len(self.waiting) + sum(map(len, self.queues.values()))
+        waiting = self._ahead_of(rows) + sum(map(len, self.queues.values()))
         if limited and count > self.max_waiting + self._room - waiting:
             raise QueueFull(
                 f"{waiting} rows wait already and {count} more do not fit into the queue of "
@@ -75,7 +83,7 @@ class Scheduler:
             if row.life.target in self.queues:
                 self.queues[row.life.target].extend(row.together)
                 continue
-            self.waiting.extend(row.together)
+            self._queue(row.together)
             if row.life.target is not None:
                 self.lock(row.life.target)
 
@@ -98,6 +106,8 @@ class Scheduler:
                     if not waits:
                         row.admit(slot := self._free.pop())
                         self.running[slot] = row
+                        if row.request.batch:
+                            self.batch[row] = None
                 (passed if waits else admitted).extend(group)
         self.waiting.extendleft(reversed(passed))
         self._stalled = bool(passed) and more
@@ -121,7 +131,24 @@ class Scheduler:
         assert row.slot is not None, "only a running row has a slot"
         slot, row.slot = row.slot, None
         del self.running[slot]
+        if self.batch:
+            self.batch.pop(row, None)
+            self.leaving.discard(row)
         return slot
+
+    def lacking(self) -> int:
+        """How many slots rows of batches should leave: those that others wait for and cannot have."""
+        if not self.batch or not self.waiting or self.waiting[0].request.batch:
+            return 0
+        most = self._room + len(self.batch)
+        others = itertools.takewhile(lambda row: not row.request.batch, itertools.islice(self.waiting, most))
+        return max(0, sum(1 for _ in others) - self._room)
+
+    def give_up(self, row: Row, kept: Any) -> None:
+        """A row of a batch has left its slot to others, and waits for one in which its state is this."""
+        self.free(self.detach(row))
+        row.leave(kept)
+        self._queue([row])
 
     def free(self, *slots: int) -> None:
         """Slots that rows may have."""
@@ -145,11 +172,9 @@ class Scheduler:
             del self.queues[session]
             return
         together = queue[0].together
-        later = (i for i, other in enumerate(self.waiting) if other.arrival > together[0].arrival)
-        place = next(later, len(self.waiting))
-        for row in reversed(together):
+        for _ in together:
             queue.popleft()
-            self.waiting.insert(place, row)
+        self._queue(together)
 
     def drop(self, unwanted: Callable[[Row], bool]) -> list[Row]:
         """Forget waiting rows that are unwanted; return the running ones, which the caller ends."""
@@ -184,6 +209,14 @@ class Scheduler:
         if not rows:
             return []
         budget = self.prefill_tokens
+        if self.batch and (urgent := [row for row in rows if not row.request.batch]):
+            shares = self._shares(urgent, budget)
+            left = budget - sum(shares.values())
+            others = [row for row in rows if row.request.batch]
+            return self._rounded(shares | (self._shares(others, left) if left and others else {}))
+        return self._rounded(self._shares(rows, budget))
+
+    def _shares(self, rows: list[Row], budget: int) -> dict[Row, int]:
         oldest = min(rows, key=lambda row: row.arrival)
         share = {oldest: min(oldest.tokens_to_feed, max(budget // 2, 1))}
         budget -= share[oldest]
@@ -192,4 +225,25 @@ class Scheduler:
             if more:
                 share[row] = share.get(row, 0) + more
                 budget -= more
-        return [(row, row.input.rounded(count, row.tokens_to_feed)) for row, count in share.items()]
+        return share
+
+    @staticmethod
+    def _rounded(shares: dict[Row, int]) -> list[tuple[Row, int]]:
+        return [(row, row.input.rounded(count, row.tokens_to_feed)) for row, count in shares.items()]
+
+    def _ahead_of(self, rows: list[Row]) -> int:
+        """How many wait that are no rows of batches, or all if these are."""
+        last = self.waiting[-1] if self.waiting else None
+        if last is None or not last.request.batch or (rows and rows[0].request.batch):
+            return len(self.waiting)
+        return sum(1 for row in self.waiting if not row.request.batch)
+
+    def _queue(self, together: Sequence[Row]) -> None:
+        """Rows that come into slots together wait where their rank puts them."""
+        first = together[0].rank
+        if not self.waiting or self.waiting[-1].rank < first:
+            self.waiting.extend(together)
+            return
+        place = bisect(self.waiting, first, key=lambda row: row.rank)
+        for row in reversed(together):
+            self.waiting.insert(place, row)

@@ -66,6 +66,7 @@ def of_engine(name: str, engine: Engine) -> Figures:
         "num_requests_running": running,
         "num_requests_waiting": _rows(engine.scheduler.rows()) - running,
         "request_rows": counts.rows,
+        "num_preemptions": counts.waits.preemptions,
         "corrupted_requests": counts.corrupted,
         "prompt_tokens": counts.prompt_tokens,
         "prompt_tokens_cached": counts.cached_tokens,

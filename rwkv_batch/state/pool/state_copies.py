@@ -38,3 +38,14 @@ class StateCopies:
                 done(result)
 
         self._copier.put(partial(self._transfer.to_host, state), copied)
+
+    def move_out(self, slot: int, done: Callable[[Tensor | None], None]) -> None:
+        """Copy a slot to host memory that no step changes until then; `done` gets None if that fails.
+
+        On a CPU it is called at once.
+        """
+        if not self._transfer.pinned:
+            done(self._states.read(slot))
+            return
+        access = self._states.access(slot)
+        self._copier.put(partial(self._transfer.to_host, access), lambda result, _: done(result))

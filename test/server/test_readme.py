@@ -38,7 +38,7 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
     "/v2/chat": ["12", "Paris", "Bonjour"],
     'anna", "contents': ["Anna"],
     'ben", "contents': ["Ben", '"session_id":"ben-2","turn":1'],
-    "Idempotency-Key": ['"number":1'],
+    "Idempotency-Key": ['"turns":[{"turn":1,', '"created":'],
     "export?": ["Eve", "deleted successfully"],
     "tree": ["Paris"],
     "/v1/responses": ["Paris", "completed"],

@@ -3,7 +3,7 @@
 
     python deploy/check.py      as root on Debian: installs the tools it needs
 
-nginx, promtool and systemd-analyze come from Debian, hadolint and check-jsonschema from requirements-dev.txt.
+nginx, HAProxy, promtool and systemd-analyze come from Debian, the others from requirements-dev.txt.
 Where there is `docker compose`, it reads the compose files too. Exit code 1 if anything is wrong.
 """
 
@@ -20,6 +20,7 @@ DEPLOY = ROOT / "deploy"
 UNPACKED = ROOT / "build" / "deploy-check"
 PACKAGES = {
     "nginx": "nginx-light",
+    "haproxy": "haproxy",
     "openssl": "openssl",
     "systemd-analyze": "systemd",
     "promtool": "prometheus",
@@ -124,6 +125,11 @@ def nginx_command(folder: Path, *changes: tuple[str, str]) -> list[str]:
     return [program, "-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
 
 
+def haproxy() -> str:
+    """The file for three servers as it stands."""
+    return answer(tool("haproxy"), "-c", "-f", "deploy/cluster/haproxy.cfg")
+
+
 def systemd() -> str:
     """The unit, as if the server lay where this checkout does."""
     checker = tool("systemd-analyze")
@@ -142,7 +148,7 @@ def systemd() -> str:
         return "\n".join(said) or (done.stderr if done.returncode else "")
 
 
-CHECKS: tuple[Callable[[], str], ...] = (dockerfile, compose, prometheus, nginx, systemd)
+CHECKS: tuple[Callable[[], str], ...] = (dockerfile, compose, prometheus, nginx, haproxy, systemd)
 
 
 def install() -> None:
@@ -161,7 +167,8 @@ def install() -> None:
     for before in ("", "apt-get update -q && "):  # what apt knows may be missing or old
         done = subprocess.run(
             ["sh", "-c", before + command],
-            env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+            # RUNLEVEL: that no service is started, as of HAProxy
+            env=os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"},
             cwd=UNPACKED,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,0 +1,187 @@
+"""deploy/cluster/haproxy.cfg in front of three servers that say who they are: which one gets a request."""
+
+import json
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+from serving import free_port, until
+from tools import absent
+
+from deploy import check
+from deploy.cluster.haproxy import TEMPLATE, configuration
+
+KEY = {"Idempotency-Key": "k"}
+NAMES = [f"user {number}" for number in range(24)]
+
+
+class Stub(ThreadingHTTPServer):
+    """A server that replies with its number. `mode`: "ready"; "drains": it refuses; "breaks": no reply."""
+
+    daemon_threads = True
+
+    def __init__(self, number: int) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.number, self.mode = number, "ready"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """HAProxy closes connections of its probes when it knows enough."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Stub
+
+    def do_GET(self) -> None:
+        mode, probe = self.server.mode, self.path == "/health/ready"
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if mode == "breaks" and not probe:
+            self.close_connection = True
+            return
+        self.send_response(503 if mode == "drains" else 200)
+        body = b"refused" if mode == "drains" else str(self.server.number).encode()
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_DELETE = do_GET
+
+    def log_message(self, *words: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def stubs() -> Iterator[list[Stub]]:
+    stubs = [Stub(number) for number in (1, 2, 3)]
+    yield stubs
+    for stub in stubs:
+        stub.shutdown()
+        stub.server_close()
+
+
+@pytest.fixture(scope="module")
+def way_in(stubs: list[Stub], tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder, port = tmp_path_factory.mktemp("haproxy"), free_port()
+    servers = [f"127.0.0.1:{stub.server_port}" for stub in stubs]
+    file = folder / "haproxy.cfg"
+    file.write_text(configuration(servers, f"127.0.0.1:{port}", f"{folder}/socket"))
+    try:
+        program = check.tool("haproxy")
+    except check.MissingTool as missing:
+        absent(str(missing))
+    with subprocess.Popen([program, "-f", file], stderr=subprocess.PIPE, text=True) as haproxy:
+        url = f"http://127.0.0.1:{port}"
+
+        def listens() -> bool:
+            assert haproxy.poll() is None, haproxy.stderr and haproxy.stderr.read()
+            try:
+                return httpx.get(f"{url}/way-in").json() == {"status": "ready"}
+            except httpx.TransportError:
+                return False
+
+        try:
+            until(listens)
+            with httpx.Client(base_url=url) as client:
+                yield client
+        finally:
+            haproxy.terminate()
+
+
+@pytest.fixture(autouse=True)
+def healthy(stubs: list[Stub], way_in: httpx.Client) -> None:
+    for stub in stubs:
+        stub.mode = "ready"
+    until(lambda: len({way_in.get("/").text for _ in range(6)}) == 3)
+
+
+def home(way_in: httpx.Client, name: str, **headers: str) -> str:
+    """The server that a session goes to."""
+    reply = way_in.post(
+        "/state/chat/completions", json={"session_id": name, "contents": ["x"]}, headers=headers
+    )
+    return reply.text if reply.status_code == 200 else str(reply.status_code)
+
+
+def test_the_file_for_three_servers_is_what_is_written_for_them():
+    servers = [f"127.0.0.1:{port}" for port in (8001, 8002, 8003)]
+    assert configuration(servers, ":8000", "/run/haproxy-rwkv.sock") == TEMPLATE.read_text()
+
+
+def test_a_session_goes_to_one_server_however_it_is_named(way_in: httpx.Client):
+    name = "räum 7"
+    raw = json.dumps({"contents": ['"session_id": "other"'], "session_id": f"{name}:4"}, ensure_ascii=False)
+    found = {
+        home(way_in, name),
+        way_in.get("/", headers={"X-RWKV-Session-Id": name.encode()}).text,
+        way_in.post("/", content=b"{}", headers={"X-Session-Id": name.encode()}).text,
+        way_in.post("/", content=raw.encode()).text,
+        way_in.get("/v1/state/history", params={"session_id": name}).text,
+        way_in.post("/v1/state/import", params={"session_id": f"{name}:2"}, content=b"\0file").text,
+        way_in.post(
+            "/",
+            content=json.dumps(
+                {"session_id": name, "contents": ["x" * 200_000]}, ensure_ascii=False
+            ).encode(),
+        ).text,
+    }
+    assert len(found) == 1
+
+
+def test_responses_of_one_chat_go_to_one_server(way_in: httpx.Client):
+    tag = "1f" * 4
+    found = {
+        *(
+            way_in.post("/v1/responses", json={"previous_response_id": f"resp_{tag}{n:024}"}).text
+            for n in range(4)
+        ),
+        *(way_in.get(f"{prefix}/v1/responses/resp_{tag}{7:024}").text for prefix in ("", "/openai")),
+        way_in.get(f"/v1/responses/resp_{tag}{8:024}/input_items").text,
+        way_in.delete(f"/v1/responses/resp_{tag}{9:024}").text,
+    }
+    assert len(found) == 1
+
+
+def test_sessions_are_spread_and_so_is_everything_else(way_in: httpx.Client):
+    assert min(Counter(home(way_in, name) for name in NAMES).values()) >= 3
+    for body in ({"session_id": None, "contents": ["a"]}, {"contents": ["a"]}):
+        assert Counter(way_in.post("/", json=body).text for _ in range(6)) == {"1": 2, "2": 2, "3": 2}
+
+
+@pytest.mark.parametrize("mode", ["drains", "breaks"])
+def test_a_turn_with_a_key_goes_on_elsewhere_and_the_others_stay(
+    stubs: list[Stub], way_in: httpx.Client, mode: str
+):
+    before = {name: home(way_in, name) for name in NAMES}
+    stubs[1].mode = mode
+    after = {name: home(way_in, name, **KEY) for name in NAMES}
+    assert set(after.values()) == {"1", "3"}
+    assert all(after[name] == at for name, at in before.items() if at != "2")
+    plain = [way_in.post("/v1/chat/completions", json={"messages": []}) for _ in range(6)]
+    assert {reply.status_code for reply in plain} == {200}, "what only generates is sent again too"
+
+
+def test_a_turn_without_a_key_is_not_sent_twice(stubs: list[Stub], way_in: httpx.Client):
+    before = {name: home(way_in, name) for name in NAMES}
+    name = next(name for name, at in before.items() if at == "2")
+    stubs[1].mode = "breaks"
+    with httpx.Client(base_url=way_in.base_url) as client:  # whose connection nothing has been sent on
+        reply = client.post("/state/chat/completions", json={"session_id": name})
+    assert reply.status_code == 502 and "Idempotency-Key" in reply.json()["error"]
+
+
+def test_metrics_are_not_for_outside(way_in: httpx.Client):
+    url = str(way_in.base_url).rstrip("/")
+    paths = ("/metrics", "/stats?password=W", "//metrics/", "/stats//")
+    assert [way_in.get(url + path).status_code for path in paths] == [404] * 4
+    assert way_in.get(f"{url}/stats-of-mine").status_code == 200
+
+
+def test_slots_without_a_server_are_not_used(tmp_path: Path):
+    text = configuration(["127.0.0.1:8001"], ":1", "/s", slots=3)
+    assert text.count(" disabled\n") == 4 and text.count("127.0.0.1:8001") == 2

@@ -12,19 +12,15 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
-from msgspec.structs import replace
-
 from routes.guard.reads import Guard, Unguarded
 from routes.http.connections import Connections
 from routes.http.frontend import Frontend
 from rwkv_batch.chat.checkpoints import settings_for
 from rwkv_batch.config import FrontendConfig, file_name
 from rwkv_batch.wire.client import Client, Wire
-from rwkv_batch.wire.codec import encode
-from rwkv_batch.wire.commands import LoadModel
 from rwkv_batch.wire.host.engines import Engines
-from rwkv_batch.wire.host.every_engine import Change
-from rwkv_batch.wire.supervision import Changed, Drain, EngineLost, Restarts, Serving, Stalled
+from rwkv_batch.wire.host.turns import ChangeTurns
+from rwkv_batch.wire.supervision import ChangeGranted, Drain, EngineLost, Restarts, Serving, Stalled
 
 TICK = 0.1  # seconds
 FLUSH_SECONDS = 0.3  # for the last bytes to leave after the last request has ended
@@ -66,17 +62,11 @@ def run(config: FrontendConfig, name: str, addresses: Sequence[str], control: Co
 
 
 def wire_to(addresses: Sequence[str], name: str, config: FrontendConfig, control: Connection) -> Wire:
-    """To the engine, or to all of them, whose changes the supervisor notes."""
+    """To the engine, or to all of them, where the supervisor says when a change may be made."""
     if len(addresses) == 1:
         return Client(addresses[0], name)
     engines = Engines(addresses, name)
-
-    def changed(change: Change) -> None:
-        if isinstance(change, LoadModel):
-            change = replace(change, name=change.name or file_name(change.path))
-        control.send(Changed(encode(change)))
-
-    engines.commands.changed = changed
+    engines.commands.turns = ChangeTurns(control.send, file_name)
     return engines
 
 
@@ -108,16 +98,18 @@ def use_few_cores() -> int:
 
 def _receive(front: Frontend, control: Connection, config: FrontendConfig) -> None:
     """Act on the supervisor's messages. Ends the process when the supervisor has died."""
+    logged: dict[str, str] = {}  # the fingerprints of models whose chat template has been
     while True:
         try:
-            message: Serving | EngineLost | Stalled | Restarts | Drain = control.recv()
+            message: Serving | EngineLost | Stalled | ChangeGranted | Restarts | Drain = control.recv()
         except (EOFError, OSError):
             os._exit(1)
         match message:
             case Serving():
                 serving = front.client.serves(message)
                 for info in serving.models:
-                    if front.models.get(info.model) != info:
+                    if logged.get(info.model) != info.fingerprint:
+                        logged[info.model] = info.fingerprint
                         template = settings_for(info, config).chat_template
                         log.info("chat template of %s: %s (--chat-template chooses)", info.model, template)
                 front.serve(serving.models)
@@ -129,6 +121,8 @@ def _receive(front: Frontend, control: Connection, config: FrontendConfig) -> No
                 front.engine_lost(engine)
             case Stalled(engine=engine, seconds=seconds):
                 front.readiness.stalled(engine, seconds)
+            case ChangeGranted():
+                front.client.may_change()
             case Drain(seconds=seconds):
                 threading.Thread(target=_drain, args=(front, seconds), name="drain", daemon=True).start()
 

@@ -5,29 +5,32 @@ import errno
 import gc
 import http.client
 import logging
-import multiprocessing
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig, on_each, writer_address
+from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig, on_each
 from rwkv_batch.ops.compiled.bytecode import keep_bytecode
 from rwkv_batch.ops.cuda.context import prepare_context
 from rwkv_batch.ops.torch_libraries import loading_libraries
+from rwkv_batch.processes.changes import ChangeQueue
+from rwkv_batch.processes.child import Child
+from rwkv_batch.processes.databases import Databases
 from rwkv_batch.processes.folder import SOCKET, NoFolder, runtime_folder
 from rwkv_batch.processes.limits import TooFewFiles, allow_open_files
 from rwkv_batch.processes.pulse import Pulse
 from rwkv_batch.processes.streams import keep_streams
-from rwkv_batch.wire.codec import compacted
 from rwkv_batch.wire.host.merging import serving_of_all
 from rwkv_batch.wire.supervision import (
-    Changed,
+    CatchUp,
+    ChangeOver,
+    ChangeWanted,
     DatabaseNeeded,
     Drain,
     EngineInfo,
@@ -47,11 +50,9 @@ RESTART_PAUSE = 0.5  # seconds between restarts of something that dies at once
 ANSWER_SECONDS = 20  # until it is said that no front end answers
 PROBE_PAUSE = 0.05  # seconds until a front end that has not answered is asked again
 ENGINE_RESTARTS = 3  # in a row, without having become ready
-REFUSED = 2  # the exit code of what cannot do its work, for which nothing starts it again
 COUNTS = "counts"  # in the runtime folder: where front ends count
 
 log = logging.getLogger(__name__)
-spawn = multiprocessing.get_context("spawn")  # a fork would share sockets and threads
 
 
 def run_engine(
@@ -97,35 +98,6 @@ def run_database(path: str, address: str, first: bool, control: Connection) -> N
     serve(DatabaseService(path, address, first), control)
 
 
-class Child:
-    """A process and the supervisor's end of its pipe. `target` is called with `args` and the other end."""
-
-    def __init__(self, name: str, target: Callable[..., None], *args: object) -> None:
-        self.name, self.started = name, time.monotonic()
-        self.control, theirs = spawn.Pipe()
-        self.process = spawn.Process(target=target, args=(*args, theirs), name=name)
-        self.process.start()
-        theirs.close()
-        log.info("%s started as process %d", name, self.process.pid)
-
-    def send(self, message: object) -> None:
-        with contextlib.suppress(OSError):  # it has just died, which its sentinel reports
-            self.control.send(message)
-
-    def refusal(self) -> str | None:
-        """Why it cannot do its work, once it has ended; None: it has died otherwise."""
-        self.process.join()
-        if self.process.exitcode != REFUSED:
-            return None
-        with contextlib.suppress(EOFError, OSError):
-            return str(self.control.recv())
-        return "It has not said why it ends."
-
-    def close(self) -> None:
-        self.process.join()
-        self.control.close()
-
-
 class EngineProcess:
     """One of the engines, over all processes that it has had. `name`: of them."""
 
@@ -137,13 +109,17 @@ class EngineProcess:
     ) -> None:
         """`address`: where it listens."""
         self.number, self.name, self.configs, self.address = number, name, configs, address
-        self.serving: Serving | None = None  # what the process that runs now serves; None: it is not ready
+        self.serving: Serving | None = None  # what front ends know that it serves; None: nothing
+        self.held: Serving | None = None  # what it would serve, until a change of the others is over
+        self.missing: list[bytes] = []  # changes that the others have made since its process was started
+        self.deaf = False  # its process is ending, or should have ended
         self.failures = 0  # since one was ready
         self.gone = False  # it is not started any more
         self.pulse = pulse
 
     def start(self, changes: Sequence[bytes]) -> None:
-        self.serving, self.started = None, True
+        self.serving, self.held, self.missing, self.deaf = None, None, [], False
+        self.started = True
         self.pulse.rest()
         self.child = Child(self.name, run_engine, self.configs, self.address, changes)
 
@@ -152,15 +128,15 @@ class Supervisor:
     """Owns every process of the server."""
 
     _folder: Path
+    _databases: Databases
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._engines: list[EngineProcess] = []
-        self._databases: dict[str, Child] = {}  # by path: processes that write for several engines
         self._frontends: list[Child] = []
         self._frontends_started = 0
         self._began = False  # whether all engines have been ready
-        self._changes: list[bytes] = []  # of models and adapters since then, where there are several engines
+        self._changes = ChangeQueue()
         self._restarts = Restarts()
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
@@ -181,7 +157,7 @@ class Supervisor:
             return refuse(str(error))
 
     def _run_in(self, folder: Path) -> int:
-        self._folder = folder
+        self._folder, self._databases = folder, Databases(folder, run_database)
         devices = self._config.devices
         for number, configs in enumerate(on_each(self._config.engines, devices, folder)):
             name, socket_ = (
@@ -194,11 +170,11 @@ class Supervisor:
             try:
                 for config in self._engines[0].configs if self._several else ():
                     assert config.state_db
-                    self._start_database(config.state_db)
-                if (refusal := self._databases_ready()) is not None:
+                    self._databases.need(config.state_db)
+                if (refusal := self._databases.until_ready(self._signals)) is not None:
                     return refuse(refusal) if refusal else 0
                 for engine in self._engines:
-                    engine.start(self._changes)
+                    engine.start(self._changes.made)
                 for _ in range(self._config.frontends or max(2, min(8, (os.cpu_count() or 1) // 4))):
                     self._start_frontend()
                 return self._watch()
@@ -208,35 +184,6 @@ class Supervisor:
             log.error("the server ends, as a process cannot be started (%s)", error.strerror or error)
             return 1
 
-    def _start_database(self, path: str, first: bool = True) -> None:
-        address = writer_address(self._folder, path)
-        self._databases[path] = Child(f"database {Path(path).name}", run_database, path, address, first)
-
-    def _databases_ready(self) -> str | None:
-        """Wait for them. Returns why one cannot be used; empty after a signal."""
-        for child in self._databases.values():
-            if self._signals in wait([self._signals, child.control]):
-                return ""
-            try:
-                if refusal := child.control.recv():
-                    return str(refusal)
-            except (EOFError, OSError):
-                return "The process that writes to the database has ended; start the server again."
-        return None
-
-    def _restart_database(self, path: str) -> None:
-        child = self._databases[path]
-        refusal = child.refusal()
-        child.close()
-        if refusal is not None:  # what needs it says that nobody answers
-            log.error("%s: %s", child.name, refusal)
-            del self._databases[path]
-            return
-        log.error("%s died (exit code %s); it is started again", child.name, child.process.exitcode)
-        if time.monotonic() - child.started < RESTART_PAUSE:
-            time.sleep(RESTART_PAUSE)
-        self._start_database(path, first=False)
-
     @property
     def _living(self) -> list[EngineProcess]:
         return [engine for engine in self._engines if not engine.gone]
@@ -244,11 +191,13 @@ class Supervisor:
     def _watch(self) -> int:
         code = None
         while code is None:
-            engines = [engine.child for engine in self._living]
-            children = (*engines, *self._frontends, *self._databases.values())
-            sentinels = [child.process.sentinel for child in children]
-            controls = [child.control for child in (*engines, *(self._frontends if self._several else ()))]
-            ready = wait([self._signals, *controls, *sentinels], self._until_ping)
+            engines = self._living
+            deaf = [engine.child for engine in engines if engine.deaf]
+            children = [engine.child for engine in engines] + self._frontends
+            heard = children if self._several else [engine.child for engine in engines]
+            sentinels = [child.process.sentinel for child in children + self._databases.children]
+            controls = [child.control for child in heard if child not in deaf]
+            ready = wait([self._signals, *controls, *sentinels], self._until_next)
             if self._signals in ready:
                 os.read(self._signals, 64)
                 return self._drain()
@@ -259,11 +208,10 @@ class Supervisor:
                     code = self._restart_engine(engine)
                 if code is not None:
                     return code
-            for path in [path for path, child in self._databases.items() if child.process.sentinel in ready]:
-                self._restart_database(path)
+            self._databases.look(ready)
             for frontend in [*self._frontends]:
                 if frontend.control in ready:
-                    self._note_change(frontend)
+                    self._receive_frontend(frontend)
                 if frontend.process.sentinel in ready:
                     self._restart_frontend(frontend)
             self._ping()
@@ -274,9 +222,10 @@ class Supervisor:
         return len(self._engines) > 1
 
     @property
-    def _until_ping(self) -> float | None:
-        """Seconds until engines are asked whether they live; None: they are not."""
-        return self._engines[0].pulse.every
+    def _until_next(self) -> float | None:
+        """Seconds until engines are asked whether they live, or a database is due; None: neither will be."""
+        waits = [self._databases.due, self._engines[0].pulse.every]
+        return min((seconds for seconds in waits if seconds is not None), default=None)
 
     def _ping(self) -> None:
         """End the engines that have not answered for too long; one that loads is not asked."""
@@ -288,8 +237,8 @@ class Supervisor:
                     self._note_silence(engine, engine.pulse.silent)
                 case "hung":
                     log.error("%s has made no step for %.0f s; it is ended", engine.name, engine.pulse.silent)
-                    engine.pulse.rest()
-                    engine.child.process.kill()  # its sentinel says when it has ended
+                    engine.child.process.kill()
+                    self._lose(engine)  # now: one that waits for a device ends later, if ever
 
     def _note_silence(self, engine: EngineProcess, seconds: float) -> None:
         """It has made no step for so long, or it goes on (0)."""
@@ -306,28 +255,39 @@ class Supervisor:
         """Take a message from an engine. Returns an exit code if it is the end."""
         try:
             message: Serving | LoadFailure | DatabaseNeeded | Ping = engine.child.control.recv()
-        except (EOFError, OSError):
-            return self._restart_engine(engine)
+        except (EOFError, OSError):  # its sentinel says when it has ended
+            self._lose(engine)
+            return None
         match message:
             case LoadFailure(message=sentence):
                 if not (self._began and self._several):
                     return refuse(sentence)
                 log.error("%s: %s", engine.name, sentence)  # it ends now
             case DatabaseNeeded(path=path):
-                if path not in self._databases:
-                    self._start_database(path)
+                self._databases.need(path)
             case Ping(waited=waited):
                 engine.pulse.answer()
                 self._note_silence(engine, waited if engine.pulse.is_late(waited) else 0.0)
-            case Serving(models=models):
-                first = engine.serving is None
-                engine.serving, engine.failures = message, 0
-                engine.pulse.serve(max((info.step_seconds for info in models), default=0.0))
-                self._served(message, first)
+            case Serving():
+                self._serves(engine, message)
         return None
 
-    def _served(self, serving: Serving, first: bool) -> None:
-        """What an engine serves has changed; first: it has become ready. They begin all at once."""
+    def _serves(self, engine: EngineProcess, serving: Serving) -> None:
+        """An engine is ready, or its models have changed. At the start all begin at once.
+
+        Later one begins when it has made the changes of the others, and none is under way.
+        """
+        engine.failures = 0
+        if self._began and engine.serving is None:
+            if engine.missing:
+                engine.child.send(CatchUp(engine.missing))
+                engine.missing = []
+                return
+            if self._changes.under_way:
+                engine.held = serving
+                return
+        first, engine.serving = engine.serving is None, serving
+        engine.pulse.serve(max((info.step_seconds for info in serving.models), default=0.0))
         if self._began:
             self._broadcast(serving)
         elif all(engine.serving for engine in self._engines):
@@ -341,12 +301,36 @@ class Supervisor:
             served = serving_of_all(servings).models, self._config.frontend, len(servings)
             threading.Thread(target=announce, args=served, name="announce", daemon=True).start()
 
-    def _note_change(self, frontend: Child) -> None:
+    def _receive_frontend(self, frontend: Child) -> None:
         try:
-            message: Changed = frontend.control.recv()
+            message: ChangeWanted | ChangeOver = frontend.control.recv()
         except (EOFError, OSError):
             return  # it has died
-        self._changes = compacted(self._changes, message.command)
+        match message:
+            case ChangeWanted():
+                self._changes.wanted(frontend)
+            case ChangeOver(command=command):
+                if command is not None:
+                    for engine in self._living:
+                        if engine.serving is None:
+                            engine.missing.append(command)
+                self._changes.over(frontend, command)
+                self._release()
+
+    def _release(self) -> None:
+        """A change is over: engines serve that are ready and have waited for that, and the next may begin."""
+        for engine in self._living:
+            if engine.held:
+                serving, engine.held = engine.held, None
+                self._serves(engine, serving)
+        self._changes.grant()
+
+    def _lose(self, engine: EngineProcess) -> None:
+        """It serves no more, though its process may not have ended yet."""
+        if not engine.deaf and (engine.serving or not self._several):
+            self._broadcast(EngineLost(engine.number))
+        engine.deaf, engine.serving, engine.held = True, None, None
+        engine.pulse.rest()
 
     def _broadcast(self, message: object) -> None:
         for frontend in self._frontends:
@@ -354,6 +338,7 @@ class Supervisor:
 
     def _restart_engine(self, engine: EngineProcess) -> int | None:
         """Returns an exit code if starting it once more is of no use."""
+        self._lose(engine)
         engine.child.close()
         engine.failures += 1
         code = engine.child.process.exitcode
@@ -370,10 +355,8 @@ class Supervisor:
             log.error("%s died %d times (exit code %s); the others go on", engine.name, engine.failures, code)
             return None
         log.error("%s died (exit code %s); it is started again", engine.name, code)
-        if engine.serving or not self._several:
-            self._broadcast(EngineLost(engine.number))
         self._count_restart(engine=1)
-        engine.start(self._changes)
+        engine.start(self._changes.made)
         return None
 
     def _start_frontend(self) -> None:
@@ -394,6 +377,8 @@ class Supervisor:
     def _restart_frontend(self, dead: Child) -> None:
         dead.close()
         self._frontends.remove(dead)
+        self._changes.lost(dead)
+        self._release()
         log.warning("%s died (exit code %s); another is started", dead.name, dead.process.exitcode)
         for engine in self._living:
             engine.child.send(FrontendLost(dead.name))
@@ -419,7 +404,10 @@ class Supervisor:
         frontends = {frontend.process.sentinel for frontend in self._frontends}
         engines = {engine.child.process.sentinel: engine for engine in self._living}
         while frontends and (left := deadline - time.monotonic()) > 0:
-            ready = set(wait([self._signals, *engines, *frontends], left))
+            writers = [child.process.sentinel for child in self._databases.children]
+            left = left if self._databases.due is None else min(left, self._databases.due)
+            ready = set(wait([self._signals, *engines, *frontends, *writers], left))
+            self._databases.look(ready)
             if self._signals in ready:
                 log.warning("second signal: requests under way are cut off")
                 os.read(self._signals, 64)
@@ -431,29 +419,31 @@ class Supervisor:
                     engine.name,
                     engine.child.process.exitcode,
                 )
-                self._broadcast(EngineLost(engine.number))
+                self._lose(engine)
             frontends -= ready
         for engine in self._living:
             engine.child.send(Stop())
-        self._await_end([engine.child for engine in self._living])
-        for database in self._databases.values():
-            database.send(Stop())
-        self._await_end([*self._databases.values()])
+        self._await_end([engine.child for engine in self._living], self._databases)
+        self._await_end(self._databases.stop())
         return 0
 
-    def _await_end(self, children: Sequence[Child]) -> None:
-        """Until they have stored everything, or a signal."""
+    def _await_end(self, children: Iterable[Child], databases: Databases | None = None) -> None:
+        """Until they have stored everything, or a signal. `databases`: where they store it, which go on."""
         deadline = time.monotonic() + SAVE_SECONDS
         waited = {child.process.sentinel for child in children}
         while waited and (left := deadline - time.monotonic()) > 0:
-            ready = set(wait([self._signals, *waited], left))
+            writers = [child.process.sentinel for child in databases.children] if databases else []
+            left = min(left, databases.due or left) if databases else left
+            ready = set(wait([self._signals, *waited, *writers], left))
             if self._signals in ready:
                 return
+            if databases:
+                databases.look(ready)
             waited -= ready
 
     def _kill_all(self) -> None:
         engines = [engine.child for engine in self._living if engine.started]
-        for child in [*self._frontends, *engines, *self._databases.values()]:
+        for child in [*self._frontends, *engines, *self._databases.children]:
             child.process.kill()
             child.close()
 

@@ -142,8 +142,10 @@ class Frontend:
     def engine_lost(self, engine: int = 0) -> None:
         """That engine has died."""
         self.readiness.lost(engine)
-        if not self.client.lose(engine, ENGINE_LOST):
-            self.models, self.loading = {}, []
+        left = self.client.lose(engine, ENGINE_LOST)
+        self.serve(left.models if left else [])
+        self.loading = left.loading if left else []
+        if not left:
             self.client.fail_all(ENGINE_LOST)
 
     def drain(self, seconds: float) -> None:

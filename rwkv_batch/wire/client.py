@@ -214,8 +214,11 @@ class Wire(Protocol):
     def serves(self, serving: Serving) -> Serving:
         """An engine has these models; returns what all have together."""
 
-    def lose(self, engine: int, message: str) -> bool:
-        """An engine has died. Whether another serves; if not, `fail_all` follows."""
+    def lose(self, engine: int, message: str) -> Serving | None:
+        """An engine has died. What the others have together; None: nothing, and `fail_all` follows."""
+
+    def may_change(self) -> None:
+        """The supervisor lets this front end change models and adapters of all engines."""
 
     def fail_all(self, message: str) -> None:
         """Everything in flight fails."""
@@ -271,9 +274,12 @@ class Client:
         self._gone = ""
         return serving
 
-    def lose(self, engine: int, message: str) -> bool:
-        """Note that an engine has died; whether another serves. See Wire."""
-        return False
+    def lose(self, engine: int, message: str) -> Serving | None:
+        """Note that an engine has died; what the others have. See Wire."""
+        return None
+
+    def may_change(self) -> None:
+        """See Wire; a single engine is asked without it."""
 
     def fail_all(self, message: str, gone: bool = False) -> None:
         """The engine is gone: everything in flight fails.

@@ -3,7 +3,8 @@
 It has a pipe to each of its processes, where messages are pickled. It sends `Serving` (the engine is
 ready), `EngineLost`, `Stalled`, `Restarts` and `Drain` to the front ends, and `FrontendLost`, `Ping` and
 `Stop` to the engine. The engine answers `Ping`, and sends `Serving`, again whenever that changes, or
-`LoadFailure`. Of several engines each sends `DatabaseNeeded`, and the front ends send `Changed`.
+`LoadFailure`. Of several engines each sends `DatabaseNeeded`, and answers `CatchUp` with `Serving`; a front
+end sends `ChangeWanted`, is sent `ChangeGranted` when it may, and sends `ChangeOver`.
 """
 
 from typing import Literal
@@ -71,10 +72,25 @@ class Stalled(Struct, frozen=True):
     seconds: float
 
 
-class Changed(Struct, frozen=True):
-    """All engines have made a change of models or adapters, which one that is started again makes too."""
+class ChangeWanted(Struct, frozen=True):
+    """A front end waits until no other one changes models or adapters."""
 
-    command: bytes  # LoadModel, RemoveModel, LoadAdapter or RemoveAdapter, as codec.py encodes it
+
+class ChangeGranted(Struct, frozen=True):
+    """None does. No engine begins to serve until this one is over."""
+
+
+class ChangeOver(Struct, frozen=True):
+    """All engines have made a change of models or adapters, which one that is started later makes too."""
+
+    # LoadModel, RemoveModel, LoadAdapter or RemoveAdapter, as codec.py encodes it; None: nothing has changed
+    command: bytes | None
+
+
+class CatchUp(Struct, frozen=True):
+    """Make these changes, which the others have made while this engine started."""
+
+    changes: list[bytes]
 
 
 class DatabaseNeeded(Struct, frozen=True):

@@ -4,6 +4,9 @@ import gc
 import multiprocessing
 import signal
 import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
@@ -16,14 +19,14 @@ from checkpoints import tiny, write_pth
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.serving.models import Models
-from rwkv_batch.engine.serving.process import Service, run
+from rwkv_batch.engine.serving.process import Announcer, Service, run
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.wire.client import Client
 from rwkv_batch.wire.codec import decode_events, encode
-from rwkv_batch.wire.commands import LoadModel
+from rwkv_batch.wire.commands import LoadModel, RemoveModel
 from rwkv_batch.wire.protocol import Failed, GenerateRequest
-from rwkv_batch.wire.supervision import Ping, Stop
+from rwkv_batch.wire.supervision import CatchUp, LoadFailure, Ping, Serving, Stop
 
 
 @pytest.mark.parametrize("message", [{"type": "of the future", "id": "a"}, {"type": "generate", "id": "a"}])
@@ -33,7 +36,8 @@ def test_a_message_that_is_not_understood_is_answered(tmp_path: Path, message):
     engine = SimpleNamespace(launch=list, land=list, **idle)
     control, supervisor = multiprocessing.Pipe()
     wakeups, waker = socket.socketpair()
-    service = Thread(target=Service(engine, None, address, control, wakeups).serve, daemon=True)
+    served = Service(engine, None, address, control, wakeups, Announcer(control, 0))
+    service = Thread(target=served.serve, daemon=True)
     service.start()
     context = zmq.Context()
     frontend = context.socket(zmq.DEALER)
@@ -68,7 +72,9 @@ def test_an_engine_answers_whether_it_lives_unless_a_step_does_not_end(tmp_path:
     engine = Engine(tiny(vocab=400), device="cpu", max_rows=2, prefix_cache_mb=0)
     control, supervisor = multiprocessing.Pipe()
     wakeups, waker = socket.socketpair()
-    service = Service(Models([engine]), None, f"ipc://{tmp_path}/engine", control, wakeups)
+    service = Service(
+        Models([engine]), None, f"ipc://{tmp_path}/engine", control, wakeups, Announcer(control, 0)
+    )
     thread = Thread(target=service.serve, daemon=True)
     thread.start()
     supervisor.send(Ping())
@@ -88,17 +94,80 @@ def test_an_engine_answers_whether_it_lives_unless_a_step_does_not_end(tmp_path:
     waker.close()
 
 
-def test_it_is_ready_when_it_has_made_the_changes_of_other_engines(tmp_path: Path, monkeypatch):
-    """The first message means that requests may come, and that it answers whether it lives."""
+class Started:
+    """An engine's process in a thread, as the supervisor has it."""
+
+    def __init__(self, folder: Path, *changes: LoadModel | RemoveModel) -> None:
+        self.file = write_pth(folder / "one.pth", dict(tiny(vocab=400).tensors))
+        self.control, theirs = multiprocessing.Pipe()
+        config = EngineConfig(model_path=str(self.file), device="cpu", max_rows=2, prefix_cache_mb=0)
+        encoded = [encode(change) for change in changes]
+        self.ended = Future[None]()
+
+        def work() -> None:
+            try:
+                run((config,), f"ipc://{folder}/engine", theirs, encoded)
+            except BaseException as error:
+                self.ended.set_exception(error)
+            else:
+                self.ended.set_result(None)
+
+        Thread(target=work, daemon=True).start()
+
+    def models(self) -> list[str]:
+        """What it says that it serves, next."""
+        assert self.control.poll(60)
+        said = self.control.recv()
+        assert isinstance(said, Serving) and said.loading == []
+        return [info.model for info in said.models]
+
+    def stop(self) -> None:
+        self.control.send(Stop())
+        self.ended.result(60)
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Started]]:
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of the tests stay
-    file = write_pth(tmp_path / "one.pth", dict(tiny(vocab=400).tensors))
-    control, supervisor = multiprocessing.Pipe()
-    supervisor.send(Stop())  # for the first step
-    config = EngineConfig(model_path=str(file), device="cpu", max_rows=2, prefix_cache_mb=0)
-    try:
-        run((config,), f"ipc://{tmp_path}/engine", control, [encode(LoadModel("l", str(file), "two"))])
-    finally:
-        gc.unfreeze()
-    assert supervisor.poll()
-    first = supervisor.recv()
-    assert [info.model for info in first.models] == ["one", "two"] and first.loading == []
+    yield partial(Started, tmp_path)
+    gc.unfreeze()
+
+
+def loaded(folder: Path, name: str, file: str = "one.pth") -> LoadModel:
+    return LoadModel("l", str(folder / file), name)
+
+
+def test_it_is_ready_when_it_has_made_the_changes_of_other_engines(tmp_path: Path, start):
+    """The first message means that requests may come."""
+    engine = start(loaded(tmp_path, "two"))
+    assert engine.models() == ["one", "two"]
+    engine.stop()
+
+
+def test_it_makes_the_changes_of_others_that_came_while_it_started(tmp_path: Path, start):
+    engine = start()
+    assert engine.models() == ["one"]
+    engine.control.send(CatchUp([encode(loaded(tmp_path, "two")), encode(RemoveModel("r", "one"))]))
+    assert engine.models() == ["two"], "its next word comes when both are made"
+    engine.stop()
+
+
+def test_a_model_that_cannot_be_loaded_is_not_served_with_the_weights_of_before(tmp_path: Path, start):
+    """The others have new ones under the name; requests for it go to these."""
+    engine = start(
+        loaded(tmp_path, "two"), loaded(tmp_path, "two", file="gone.pth"), RemoveModel("r", "three")
+    )
+    assert engine.models() == ["one"]
+    engine.stop()
+
+
+def test_one_whose_only_model_cannot_be_replaced_does_not_serve(tmp_path: Path, start):
+    engine = start(loaded(tmp_path, "one", file="gone.pth"))
+    with pytest.raises(SystemExit):
+        engine.ended.result(60)
+    assert isinstance(said := engine.control.recv(), LoadFailure) and "gone.pth" in said.message
+
+
+def test_it_ends_while_it_makes_the_changes_of_others(tmp_path: Path, start):
+    engine = start(loaded(tmp_path, "two"), loaded(tmp_path, "three"))
+    engine.stop()

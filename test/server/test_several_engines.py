@@ -148,11 +148,15 @@ def test_kill_9_of_an_engine_under_load_loses_no_turn(host: Server):
         for session in sessions:
             said[session].append(turn(host, session, "And now?"))
     until(lambda: victim in host.children() and host.children()[victim] != before[victim])
+    load = {"lora_name": "late", "lora_path": "capitals.pth", "adapter_alpha": 32}  # while it starts
+    assert httpx.post(host.url + "/v1/load_lora_adapter", json=load, timeout=60).status_code == 200
+    assert not _all_up(host)
     until(lambda: httpx.get(host.url + "/metrics").text.count("rwkv:engine_up{") == 2 and _all_up(host), 60)
     for session in sessions:
         history = httpx.get(host.url + "/v1/state/history", params={"session_id": session}).json()["turns"]
         assert [each["completion"] for each in history] == said[session]
     _same_on_all(host, {"adapter": "capitals"})  # it takes its share again, of what was loaded too
+    _same_on_all(host, {"adapter": "late"})
     _same_on_all(host, {"state_id": "pirate"})
 
 

@@ -2,26 +2,30 @@
 
 import asyncio
 import gc
+import queue
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from test_client import StubEngine
 
 from rwkv_batch.wire.client import EngineGone, RequestFailed, RequestRejected
-from rwkv_batch.wire.codec import compacted, encode
+from rwkv_batch.wire.codec import encode
 from rwkv_batch.wire.commands import (
     GetMetrics,
     ListModels,
     ListSessions,
     LoadAdapter,
     LoadModel,
+    PauseRequest,
     RemoveAdapter,
-    RemoveModel,
     SessionHistory,
+    StopRequest,
 )
 from rwkv_batch.wire.host.engines import Engines
+from rwkv_batch.wire.host.turns import ChangeTurns
 from rwkv_batch.wire.metrics import Series
 from rwkv_batch.wire.protocol import (
     Accepted,
@@ -32,18 +36,21 @@ from rwkv_batch.wire.protocol import (
     PausedRow,
     Progress,
     Rejected,
+    RequestInfo,
     RowDelta,
     SessionInfo,
     SessionTurn,
     WatchLoad,
 )
-from rwkv_batch.wire.supervision import EngineInfo, Serving
+from rwkv_batch.wire.supervision import ChangeOver, ChangeWanted, EngineInfo, Serving
 
 INFO = EngineInfo("m", 1, 64, 1, "float32", "cpu", 4, 65536, "f", "m")
 
 
 class Host:
     """Two engines that the test drives, and what a front end knows of them."""
+
+    noted: bytes | None  # of the last change
 
     def __init__(self, folder: Path) -> None:
         addresses = [f"ipc://{folder}/{number}" for number in range(2)]
@@ -195,17 +202,17 @@ def test_one_that_comes_back_gets_its_share_again(host: Host):
     assert [len(engine.receive().prompts) for engine in host.engines] == [1, 1]
 
 
-def answered(host: Host, command, *answers):
+async def answer_each(host: Host, command, *answers) -> CommandReply:
     """What the front end gets for a command when the engines say these."""
+    asked = asyncio.ensure_future(host.wire.ask(command))
+    for engine, answer in answers:
+        got = await asyncio.to_thread(host.engines[engine].receive)
+        host.engines[engine].send(answer(got.id) if callable(answer) else answer)
+    return await asyncio.wait_for(asked, 5)
 
-    async def ask():
-        asked = asyncio.ensure_future(host.wire.ask(command))
-        for engine, answer in answers:
-            got = await asyncio.to_thread(host.engines[engine].receive)
-            host.engines[engine].send(answer(got.id) if callable(answer) else answer)
-        return await asyncio.wait_for(asked, 5)
 
-    return asyncio.run(ask())
+def answered(host: Host, command, *answers) -> CommandReply:
+    return asyncio.run(answer_each(host, command, *answers))
 
 
 def test_metrics_name_their_engine(host: Host):
@@ -234,29 +241,49 @@ def test_a_change_that_one_engine_refuses_is_undone_on_the_others(host: Host):
     assert refused.value.reason == "invalid" and removed
 
 
-def test_a_change_of_all_engines_is_noted(host: Host):
-    noted = []
-    host.wire.commands.changed = noted.append
-    command = RemoveAdapter("c", "tales", to_model="m")
-    found = [(number, lambda id: CommandReply(id, found=1)) for number in range(2)]
-    assert answered(host, command, *found).found == 1
-    assert noted == [command]
+class SupervisorPipe:
+    """What a front end says to the supervisor, which lets it make changes when it is asked to."""
+
+    def __init__(self, host: Host) -> None:
+        self.said: queue.SimpleQueue[ChangeWanted | ChangeOver] = queue.SimpleQueue()
+        self.grant = host.wire.may_change
+        host.wire.commands.turns = ChangeTurns(self.said.put, str.upper)
 
 
-def test_an_engine_that_is_started_again_makes_no_change_that_another_has_made_void():
-    load, unload = LoadAdapter("1", "tales", "/x", to_model="m"), RemoveAdapter("2", "tales", to_model="m")
-    other = LoadAdapter("3", "songs", "/y", to_model="m")
-    model, gone = LoadModel("4", "/z", "m"), RemoveModel("5", "m")
-    for given, kept in (
-        ([load, other, unload], [other]),
-        ([load, load], [load]),
-        ([model, load, other, model], [model]),
-        ([model, load, gone], [gone]),
-    ):
-        changes: list[bytes] = []
-        for change in given:
-            changes = compacted(changes, encode(change))
-        assert changes == [encode(change) for change in kept]
+UNLOAD = RemoveAdapter("c", "tales", to_model="m")
+ALL = [(number, lambda id: CommandReply(id, found=1)) for number in range(2)]
+
+
+async def made(host: Host, command, *answers) -> CommandReply:
+    """A change whose turn comes at once."""
+    pipe = SupervisorPipe(host)
+    asked = asyncio.ensure_future(answer_each(host, command, *answers))
+    assert await asyncio.to_thread(pipe.said.get) == ChangeWanted()
+    pipe.grant()
+    try:
+        return await asked
+    finally:
+        noted = pipe.said.get()
+        assert isinstance(noted, ChangeOver)
+        host.noted = noted.command
+
+
+def test_a_change_waits_for_its_turn_and_is_noted_when_all_have_made_it(host: Host):
+    assert asyncio.run(made(host, UNLOAD, *ALL)).found == 1
+    assert host.noted == encode(UNLOAD)
+
+
+def test_a_model_is_noted_by_the_name_that_it_gets(host: Host):
+    load = LoadModel("c", "file")
+    asyncio.run(made(host, load, (0, lambda id: CommandReply(id)), *ALL))
+    assert host.noted == encode(LoadModel("c", "file", "FILE"))
+
+
+def test_a_change_that_is_refused_is_over_without_being_noted(host: Host):
+    refused = [(number, lambda id: Rejected(id, "invalid", "no")) for number in range(2)]
+    with pytest.raises(RequestRejected, match="engine-0: no"):
+        asyncio.run(made(host, UNLOAD, *refused))
+    assert host.noted is None
 
 
 def test_sessions_of_all_engines_are_listed_once_in_their_fastest_tier(host: Host):
@@ -359,14 +386,64 @@ def test_a_refusal_is_said_though_a_change_cannot_be_undone(host: Host):
 def test_a_change_is_noted_though_nobody_waits_for_it(host: Host):
     command = RemoveAdapter("c", "tales", to_model="m")
 
+    pipe = SupervisorPipe(host)
+
     async def ask() -> None:
-        noted = asyncio.get_running_loop().create_future()
-        host.wire.commands.changed = noted.set_result
         asked = asyncio.ensure_future(host.wire.ask(command))
+        assert await asyncio.to_thread(pipe.said.get) == ChangeWanted()
+        pipe.grant()
         got = [await asyncio.to_thread(engine.receive) for engine in host.engines]
         asked.cancel()
         for engine, each in zip(host.engines, got, strict=True):
             engine.send(CommandReply(each.id, found=1))
-        assert await asyncio.wait_for(noted, 5) == command
+        assert await asyncio.to_thread(pipe.said.get) == ChangeOver(encode(command))
 
     asyncio.run(ask())
+
+
+def requests_named(name: str, *rows: int):
+    """What engines say of the requests that they run: this one, with so many rows."""
+    infos = [[RequestInfo(name, count, 3, 10)] if count else [] for count in rows]
+    return [(number, lambda id, has=has: CommandReply(id, requests=has)) for number, has in enumerate(infos)]
+
+
+def lost(host: Host, number: int):
+    """In place of an answer, the engine dies."""
+
+    def die(id: str) -> Failed:
+        host.wire.lose(number, "gone")
+        return Failed(id, "gone", gone=True)
+
+    return number, die
+
+
+@pytest.mark.parametrize("kind", [StopRequest, PauseRequest])
+def test_a_request_is_stopped_or_paused_though_an_engine_that_ran_it_dies(host: Host, kind: type):
+    before = requests_named("r", 0, 0) if kind is PauseRequest else []
+    reply = answered(
+        host,
+        kind("c", "r", to_model="m"),
+        *before,
+        *requests_named("r", 2, 1),
+        requests_named("r", 2)[0],
+        lost(host, 1),
+        requests_named("r", 1)[0],  # its row runs again here
+        requests_named("r", 1)[0],
+    )
+    assert [(info.name, info.rows) for info in reply.requests] == [("r", 3)]
+
+
+@pytest.mark.parametrize("kind", [StopRequest, PauseRequest])
+def test_without_any_engine_a_request_cannot_be_stopped_or_paused(host: Host, kind: type):
+    for number in range(2):
+        host.wire.lose(number, "gone")
+    with pytest.raises(EngineGone, match="No engine serves"):
+        answered(host, kind("c", "r", to_model="m"))
+
+
+def test_what_the_others_serve_is_known_when_an_engine_is_lost(host: Host):
+    other = replace(INFO, model="other", slots=2)
+    host.wire.serves(Serving([INFO, other], engine=1))
+    left = host.wire.lose(1, "gone")
+    assert left and [(info.model, info.slots) for info in left.models] == [("m", 4)]
+    assert host.wire.lose(0, "gone") is None

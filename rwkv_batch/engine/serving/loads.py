@@ -16,7 +16,7 @@ class LoadReports:
     def __init__(self, models: Models) -> None:
         self._models = models
         self._readers: dict[bytes, RequestKey] = {}  # by front end
-        self._latest, self._at = (-1, -1), -math.inf  # the last report, and when it was made
+        self._latest, self._at = (-1, -1), -math.inf  # the last report, and when the rows were last counted
 
     def add(self, key: RequestKey) -> None:
         """Of a front end that wants them from now on."""
@@ -41,7 +41,10 @@ class LoadReports:
     def take(self) -> Outbox:
         """The reports that are due."""
         now = time.monotonic()
-        if now < self._at + EVERY or self._latest == (load := self._models.load):
+        if now < self._at + EVERY:
             return []
-        self._latest, self._at = load, now
+        self._at, load = now, self._models.load
+        if self._latest == load:
+            return []
+        self._latest = load
         return [(key, EngineLoad(key[1], *load)) for key in self._readers.values()]

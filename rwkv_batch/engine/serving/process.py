@@ -9,16 +9,14 @@ import gc
 import logging
 import math
 import multiprocessing
-import select
 import signal
 import socket
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from operator import attrgetter
-from threading import Event as Flag
 
 import msgspec
 import zmq
@@ -41,7 +39,15 @@ from rwkv_batch.text import grammars
 from rwkv_batch.wire.codec import ToEngine, decode_to_engine, encode, id_of
 from rwkv_batch.wire.commands import LoadModel, RemoveModel
 from rwkv_batch.wire.protocol import Cancel, Event, Failed, GenerateRequest, Rejected, RequestKey, WatchLoad
-from rwkv_batch.wire.supervision import DatabaseNeeded, FrontendLost, LoadFailure, Ping, Serving, Stop
+from rwkv_batch.wire.supervision import (
+    CatchUp,
+    DatabaseNeeded,
+    FrontendLost,
+    LoadFailure,
+    Ping,
+    Serving,
+    Stop,
+)
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +57,7 @@ def run(
 ) -> None:
     """Load the models and serve at `address` until `Stop`. Exit code 2 if one cannot be loaded.
 
-    `changes`: what has been changed since the server began, encoded (supervision.Changed).
+    `changes`: what has been changed since the server began, encoded (supervision.ChangeOver).
     """
     name = multiprocessing.current_process().name
     logging.basicConfig(level=configs[0].log_level, format=f"%(asctime)s %(levelname)s {name}: %(message)s")
@@ -62,7 +68,8 @@ def run(
     waker.setblocking(False)
 
     def wake() -> None:
-        with contextlib.suppress(BlockingIOError):  # a full pipe wakes just as well
+        # A full pipe wakes just as well, and at the end nobody needs to be.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
             waker.send(b"x")
 
     try:
@@ -73,22 +80,20 @@ def run(
         sys.exit(2)
     for info in filter(attrgetter("texts"), models.infos):
         grammars.prepare(info.vocabulary)  # now, as no row could run meanwhile
-    place, caught_up = configs[0].place, Flag()
-
-    def announce(serving: Serving) -> None:
-        if caught_up.is_set():  # the first one means that requests may come
-            control.send(replace(serving, engine=place))
-
-    service = Service(
-        models, ModelChanges(models, configs, announce, wake, shared), address, control, wakeups
-    )
-    service.catch_up(changes)
-    caught_up.set()
+    announcer = Announcer(control, configs[0].place)
+    model_changes = ModelChanges(models, configs, announcer.say, wake, shared)
+    service = Service(models, model_changes, address, control, wakeups, announcer)
+    try:
+        service.catch_up(changes)
+    except CheckpointError as error:
+        service.close()
+        control.send(LoadFailure(str(error)))
+        sys.exit(2)
     gc.collect()
     # What is there by now stays. A collection that looked through it would stop every row for some 70
     # ms, once in a few requests.
     gc.freeze()
-    announce(Serving(models.infos))
+    service.announce()
     service.serve()
 
 
@@ -127,6 +132,19 @@ def _load(
     return engines
 
 
+class Announcer:
+    """Tells the supervisor what is served. The first word means that requests may come."""
+
+    def __init__(self, control: Connection, place: int) -> None:
+        """`place`: which of the host's engines this is."""
+        self._control, self._place = control, place
+        self.waits = True  # until all is there that the other engines have
+
+    def say(self, serving: Serving) -> None:
+        if not self.waits:
+            self._control.send(replace(serving, engine=self._place))
+
+
 class Service:
     """The loop around the models. `wakeups` is readable when one may have become busy by itself."""
 
@@ -137,8 +155,9 @@ class Service:
         address: str,
         control: Connection,
         wakeups: socket.socket,
+        announcer: Announcer,
     ) -> None:
-        self.models, self._changes = models, changes
+        self.models, self._changes, self._announcer = models, changes, announcer
         self._control, self._wakeups = control, wakeups
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -161,23 +180,57 @@ class Service:
             while not self._stopping:
                 self._step()
         finally:
+            self.close()
+
+    def close(self) -> None:
+        """Store what is not stored yet."""
+        try:
             self.models.close()
-        self._context.destroy()
+        finally:
+            self._context.destroy()
 
     def catch_up(self, changes: Sequence[bytes]) -> None:
-        """Make these changes, one after the other, before it serves."""
+        """Make these changes, one after the other, while it serves nobody. `announce` follows.
+
+        A model that cannot be loaded is not served here, nor the one whose place it should take. Raises
+        CheckpointError if that is the only one.
+        """
+        self._announcer.waits = True
         for number, change in enumerate(changes):
-            key = (b"", f"change {number}")
-            self._carry_out(key, decode_to_engine(change))
-            answer = None
-            while answer is None:
-                if not self.models.busy:
-                    select.select([self._wakeups], [], [])
-                    self._wakeups.recv(4096)
-                events = [*self.models.launch(), *self.models.land()]
-                answer = next((event for where, event in events if where[0] == key[0]), None)
-            if isinstance(answer, Rejected | Failed):
-                log.error("a change that the other engines have made has failed: %s", answer.message)
+            message = decode_to_engine(change)
+            answer = self._made(number, message)
+            if self._stopping:
+                return
+            if not isinstance(answer, Rejected | Failed):
+                continue
+            names = [info.model for info in self.models.infos]
+            if isinstance(message, RemoveModel) and message.name not in names:
+                continue  # it was loaded and removed while this process did not run
+            log.error("a change that the other engines have made has failed: %s", answer.message)
+            if isinstance(message, LoadModel) and message.name in names:
+                if len(names) == 1:
+                    raise CheckpointError(answer.message)
+                self._made(number, RemoveModel(message.id, message.name))
+
+    def announce(self) -> None:
+        """Everything is there, and requests may come."""
+        self._announcer.waits = False
+        self._announcer.say(Serving(self.models.infos))
+
+    def _made(self, number: int, change: ToEngine) -> Event | None:
+        """The answer to a change; None if the end has come first."""
+        key = (b"", f"change {number}")
+        self._carry_out(key, change)
+        while not self._stopping:
+            ready = wait([self._control, self._wakeups], 0 if self.models.busy else None)
+            if self._control in ready:
+                self._receive_control()
+            if self._wakeups in ready:
+                self._wakeups.recv(4096)
+            for where, event in [*self.models.launch(), *self.models.land()]:
+                if where == key:
+                    return event
+        return None
 
     def _step(self) -> None:
         """Receive what has arrived, run one step, send its events. Blocks while no model has work."""
@@ -198,13 +251,17 @@ class Service:
 
     def _receive_control(self) -> None:
         try:
-            message: FrontendLost | Ping | Stop = self._control.recv()
+            message: CatchUp | FrontendLost | Ping | Stop = self._control.recv()
         except EOFError:  # the supervisor has died
             message = Stop()
         match message:
             case FrontendLost(name=name):
                 self._loads.forget(name.encode())
                 self.models.cancel_frontend(name.encode())
+            case CatchUp(changes=changes):
+                self.catch_up(changes)
+                if not self._stopping:
+                    self.announce()
             case Ping():
                 self._control.send(Ping(self.models.pulse()))
             case Stop():

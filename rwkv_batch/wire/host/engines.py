@@ -79,17 +79,25 @@ class Engines:
         if began:
             report = _LoadReader(self.placement, number)
             self.links[number].send_for(report, WatchLoad(LOADS))
+        return self._together()
+
+    def _together(self) -> Serving:
         return serving_of_all([self._serving[each] for each in sorted(self._serving)])
 
-    def lose(self, engine: int, message: str) -> bool:
-        """Note that an engine has died; whether another serves. See Wire."""
+    def lose(self, engine: int, message: str) -> Serving | None:
+        """Note that an engine has died; what the others have together. See Wire."""
         self._serving.pop(engine, None)
         with self._placing:
             self.placement.lost(engine)
         if not self._serving:
-            return False
+            return None
         self.links[engine].fail_all(message, gone=True)
-        return True
+        return self._together()
+
+    def may_change(self) -> None:
+        """The supervisor lets this front end make a change; see Wire."""
+        if self.commands.turns:
+            self.commands.turns.granted()
 
     def fail_all(self, message: str) -> None:
         """Everything in flight fails."""

@@ -5,8 +5,10 @@ or to none. What is stored in the database is asked of one.
 """
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 
 from msgspec.structs import replace
 
@@ -42,9 +44,9 @@ from rwkv_batch.wire.host.merging import (
     resumed_whole,
     sessions_of_all,
 )
+from rwkv_batch.wire.host.turns import Change, ChangeTurns
 from rwkv_batch.wire.protocol import CommandReply
 
-Change = LoadModel | RemoveModel | LoadAdapter | RemoveAdapter
 REPEATABLE = SessionHistory | ExportSession | GetDocument | PutDocument
 NONE_SERVES = "No engine serves now; try again in a moment."
 
@@ -53,11 +55,11 @@ log = logging.getLogger(__name__)
 
 class EveryEngine:
     """`home`: the engine of a session or document of a model; it raises LookupError if none is ready.
-    `ready`: those that are ready and have the model. `changed` gets every change of models and adapters that
-    all have made, so that an engine which is started again makes it too.
+    `ready`: those that are ready and have the model. `turns`: see there; None: no other front end makes
+    changes.
     """
 
-    changed: Callable[[Change], None] = staticmethod(lambda change: None)
+    turns: ChangeTurns | None = None
 
     def __init__(
         self,
@@ -130,12 +132,15 @@ class EveryEngine:
 
     async def _all(self, command: Command) -> list[tuple[int, CommandReply]]:
         """What every engine answers, without those that die meanwhile. Raises RequestRejected first."""
-        engines = self._ready(getattr(command, "to_model", ""))
+        return await self._those(dict.fromkeys(self._ready(getattr(command, "to_model", "")), command))
+
+    async def _those(self, commands: Mapping[int, Command]) -> list[tuple[int, CommandReply]]:
+        """The same of these engines, each of which has its command."""
         answers = await asyncio.gather(
-            *(self._one(engine, command) for engine in engines), return_exceptions=True
+            *(self._one(engine, command) for engine, command in commands.items()), return_exceptions=True
         )
         found = list[tuple[int, CommandReply]]()
-        for engine, answer in zip(engines, answers, strict=True):
+        for engine, answer in zip(commands, answers, strict=True):
             if isinstance(answer, CommandReply):
                 found.append((engine, answer))
             elif not isinstance(answer, EngineGone):
@@ -151,34 +156,53 @@ class EveryEngine:
         listed = await self._all(ListRequests(id_, to_model=model))
         return [engine for engine, reply in listed if any(each.name == name for each in reply.requests)]
 
+    async def _told(
+        self, command: StopRequest | PauseRequest, each: Callable[[int], Command]
+    ) -> list[tuple[Command, CommandReply]]:
+        """Tell every engine that runs the request. If one dies, its rows may run on another one by then.
+
+        `each`: the command for one of so many.
+        """
+        found = list[tuple[Command, CommandReply]]()
+        while engines := await self._running(command.name, command.to_model, command.id):
+            commands, replies = {engine: each(len(engines)) for engine in engines}, []
+            with suppress(EngineGone):
+                replies = await self._those(commands)
+            found += [(commands[engine], reply) for engine, reply in replies]
+            if len(replies) == len(engines):
+                break
+        return found
+
     async def _stop(self, command: StopRequest) -> CommandReply:
         """Where it runs; if it runs nowhere, the paused one is forgotten."""
-        if engines := await self._running(command.name, command.to_model, command.id):
-            replies = [await self._one(engine, command) for engine in engines]
-            requests, _ = requests_of_all(replies)
-            return replace(replies[0], requests=requests)
+        if told := await self._told(command, lambda engines: command):
+            requests, _ = requests_of_all(reply for _, reply in told)
+            return replace(told[0][1], requests=requests)
         key = PAUSED + command.name
         return await self._forget(RemoveDocument(command.id, key, to_model=command.to_model))
 
     async def _pause(self, command: PauseRequest) -> CommandReply:
         """Where it runs; each of several engines stores its part."""
-        engines = await self._running(command.name, command.to_model, command.id)
-        if len(engines) < 2:
-            engine = engines[0] if engines else self._ready(command.to_model)[0]
-            return await self._one(engine, command)
         before = await self._parts(command.name, command.to_model, command.id)
-        names = {engine: f"{PART}{engine}" for engine in engines}
-        replies = await asyncio.gather(
-            *(self._one(engine, replace(command, part=part)) for engine, part in names.items())
-        )
+        numbers = itertools.count()
+
+        def part(engines: int) -> PauseRequest:
+            number = next(numbers)
+            return replace(command, part=f"{PART}{number}" if number or engines > 1 else "")
+
+        told = await self._told(command, part)
+        if not told:
+            return await self._any(command, command.to_model)
         stored = {
-            command.name + part for part, reply in zip(names.values(), replies, strict=True) if reply.requests
+            command.name + sent.part
+            for sent, reply in told
+            if isinstance(sent, PauseRequest) and reply.requests
         }
-        for name in set(before) - stored:  # of an earlier pause
+        for name in {*before} - stored:  # of an earlier pause
             key = PAUSED + name
             await self._all(RemoveDocument(command.id, key, to_model=command.to_model))
-        requests, _ = requests_of_all(replies)
-        return replace(replies[0], requests=requests)
+        requests, _ = requests_of_all(reply for _, reply in told)
+        return replace(told[0][1], requests=requests)
 
     async def _parts(self, name: str, model: str, id_: str) -> list[str]:
         """The names of the documents of a paused request: its own, or those of its parts."""
@@ -213,9 +237,10 @@ class EveryEngine:
     # What all engines have
 
     async def _change_and_note(self, command: Change) -> CommandReply:
-        async with self._changing:
+        async with self._changing, self.turns or nullcontext() as turn:
             answer = await self._change(command)
-            self.changed(command)
+            if turn:
+                turn.changed(command)
             return answer
 
     async def _change(self, command: Change) -> CommandReply:

@@ -33,6 +33,7 @@ check:  # everything, as CI runs it; up to 20 minutes on two cores
 with-tools: $(VENV)/.installed-dev  # one after the other, as both may install something
 	$(BIN)/python deploy/check.py
 	$(BIN)/python test/helpers/chromium.py
+	$(BIN)/python test/helpers/postgres_server.py
 
 browser: $(VENV)/.installed-dev  # Chromium for the tests of the page; installed where this is Debian and root's
 	$(BIN)/python test/helpers/chromium.py
@@ -61,7 +62,7 @@ $(VENV)/.installed: requirements.txt requirements-base.txt | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
 	touch $@
 
-$(VENV)/.installed-dev: requirements.txt requirements-base.txt requirements-dev.txt | $(BIN)/python
+$(VENV)/.installed-dev: requirements.txt requirements-base.txt requirements-cluster.txt requirements-dev.txt | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS) -r requirements-dev.txt
 	touch $@ $(VENV)/.installed
 

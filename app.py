@@ -20,6 +20,7 @@ from rwkv_batch.config import (
     WeightsName,
     file_name,
     further_model,
+    is_url,
     without_adapter,
 )
 from rwkv_batch.flags import finite, glossary, not_understood, number, number_or_auto, port
@@ -61,6 +62,11 @@ def parse(argv: list[str]) -> ServerConfig:
         parser.error("--replay-on-new-model reads tokens, and --no-token-log stores none; give one of them")
     if not options.state_db:
         parser.error("--state-db is empty; name a file, or :memory: for sessions that end with the server")
+    if is_url(options.state_db) and not options.token_log:
+        parser.error(
+            "--no-token-log stores states, and PostgreSQL holds tokens; name a file with --state-db, or "
+            "store tokens"
+        )
     _check_password(parser, "--password", options.password, "for a server without one")
     _check_password(parser, "--metrics-password", options.metrics_password, "and --password counts")
     _check_password(
@@ -248,9 +254,21 @@ def command_line() -> argparse.ArgumentParser:
     )
     flag(
         "--state-db",
-        metavar="FILE",
+        metavar="FILE|URL",
         help="where sessions are stored; those of a further model in a file beside it with its name; "
-        ":memory: stores none on the disk (default %(default)s)",
+        ":memory: stores none on the disk; postgresql://...: in a database that servers share (default "
+        "%(default)s)",
+    )
+    flag(
+        "--image-store",
+        metavar="DIR",
+        help="with a database at a URL: the folder on this server's disk for states (default: where it is "
+        "started)",
+    )
+    flag(
+        "--db-patience",
+        **number(0, most=MOST_SECONDS),
+        help="seconds that a database at a URL may be away before turns get 503 (default %(default)s)",
     )
     flag("--l1", **auto, help="states of a model's sessions kept on the device (default auto: by its memory)")
     flag(

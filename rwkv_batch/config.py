@@ -11,6 +11,7 @@ MoleRouter = Literal["topk0", "shared"]
 BackendName = Literal["auto", "torch", "portable"]
 WeightsName = Literal["fp16", "bf16", "int8", "fp8", "fp6", "fp5", "int4", "int4-128", "nf4"]
 IN_MEMORY = ":memory:"  # in place of a database's file: sessions end with the engine
+URLS = ("postgresql://", "postgres://")  # what those of databases begin with
 MODEL_NAME = re.compile(r"[\w.-]+")  # that somebody gives to a model
 ChatTemplateName = Literal["auto", "world", "g1", "g1c"]
 SamplingProfileName = Literal["default", "open_think", "fake_think", "tools"]
@@ -53,7 +54,10 @@ class EngineConfig(ProcessConfig):
     batch_invariant: bool = False  # a row's results depend, to the bit, on nothing but the row
     wkv: str | None = None  # "fp16" or "fp32": how the recurrent state is stored
     sampler: SamplerName = "own"  # what draws the rows of /v2 that have no seed
-    state_db: str | None = None  # the file of sessions; None or IN_MEMORY: they end with the engine
+    state_db: str | None = None  # a file of sessions, or a URL; None or IN_MEMORY: they end with the engine
+    state_model: str = ""  # in a database at a URL: the further model whose sessions these are
+    image_store: str | None = None  # where the folder for states is made if state_db is a URL; None: here
+    db_patience: int = 30  # seconds that a database at a URL may be away before what needs it fails
     l1: int | None = None  # states of sessions in slots of the device
     l2: int | None = None  # states of sessions in host memory, besides those in L1
     l3_bytes: int | None = None  # size of the database with its images, which go first
@@ -94,6 +98,11 @@ def on_each(
     ]
 
 
+def is_url(database: str | None) -> bool:
+    """Whether a database is one that other servers may share, by a URL of PostgreSQL."""
+    return database is not None and database.startswith(URLS)
+
+
 def writer_address(folder: str | Path, database: str) -> str:
     """Where the process listens that writes to the database for all engines."""
     name = blake2b(str(Path(database).resolve()).encode(), digest_size=8).hexdigest()
@@ -103,13 +112,16 @@ def writer_address(folder: str | Path, database: str) -> str:
 def further_model(default: EngineConfig, path: str, name: str | None) -> EngineConfig:
     """The configuration of a model beside the default one, whose sessions are in a file beside the default's.
 
-    The file has the model's name: sessions.db, sessions.7b.db.
+    The file has the model's name: sessions.db, sessions.7b.db. In a database at a URL they are apart by it.
     """
-    database = default.state_db
+    database, called = default.state_db, name or file_name(path)
+    further = replace(default, model_path=path, model_name=name)
+    if is_url(database):
+        return replace(further, state_model=called)
     if database and database != IN_MEMORY:
         file = Path(database)
-        database = str(file.with_name(f"{file.stem}.{name or file_name(path)}{file.suffix}"))
-    return replace(default, model_path=path, model_name=name, state_db=database)
+        database = str(file.with_name(f"{file.stem}.{called}{file.suffix}"))
+    return replace(further, state_db=database)
 
 
 def without_adapter(config: EngineConfig) -> EngineConfig:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig, on_each
+from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig, is_url, on_each
 from rwkv_batch.ops.compiled.bytecode import keep_bytecode
 from rwkv_batch.ops.cuda.context import prepare_context
 from rwkv_batch.ops.torch_libraries import loading_libraries
@@ -169,8 +169,8 @@ class Supervisor:
             (folder / COUNTS).mkdir()
             try:
                 for config in self._engines[0].configs if self._several else ():
-                    assert config.state_db
-                    self._databases.need(config.state_db)
+                    if config.state_db and not is_url(config.state_db):
+                        self._databases.need(config.state_db)
                 if (refusal := self._databases.until_ready(self._signals)) is not None:
                     return refuse(refusal) if refusal else 0
                 for engine in self._engines:

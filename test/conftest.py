@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING
 
 import cuda_gpu
 import fewer_cases
+import postgres_server
 import pytest
 import serving
 import torch
 from ahead import LateRunner
+from postgres_server import PostgresServer
 from serving import Server
+from tools import absent
 
 from rwkv_batch.bundled import unpack
 from rwkv_batch.model.cuda.gemms import autotune
@@ -171,3 +175,13 @@ def locked_server() -> Iterator[Server]:
     running = Server("--device", "cpu", "--password", "open sesame", "--frontends", "1")
     yield running
     assert running.stop() == 0, running.log()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server without rows; a test takes a schema of its own (databases.py)."""
+    programs = postgres_server.find()
+    if programs is None:
+        absent("There is no PostgreSQL; python test/helpers/postgres_server.py installs it.")
+    with closing(PostgresServer(programs)) as running:
+        yield running

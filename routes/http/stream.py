@@ -17,7 +17,14 @@ from rwkv_batch.wire.protocol import RowDelta
 HEARTBEAT_EVERY = 0.25  # seconds of silence after which a byte is sent; a write shows that a client has left
 EVENT_EVERY = 0.05  # seconds between events of one stream while many streams are live
 # reason -> HTTP status
-REJECTIONS = {"overloaded": 429, "invalid": 400, "not_found": 404, "exists": 409, "conflict": 409}
+REJECTIONS = {
+    "overloaded": 429,
+    "invalid": 400,
+    "not_found": 404,
+    "exists": 409,
+    "conflict": 409,
+    "unavailable": 503,
+}
 
 log = logging.getLogger(__name__)
 

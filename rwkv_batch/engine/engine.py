@@ -28,7 +28,7 @@ from rwkv_batch.engine.rows.beginnings import Beginnings, StartStateMissing
 from rwkv_batch.engine.rows.making import RowMaker
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.repeats import OTHER_BODY
-from rwkv_batch.engine.rows.rows import Rows
+from rwkv_batch.engine.rows.rows import Rows, failure
 from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
@@ -40,12 +40,12 @@ from rwkv_batch.ops import device as devices
 from rwkv_batch.runner.loading import LoadedModel, load_model
 from rwkv_batch.runner.protocol import Runner
 from rwkv_batch.sampling.params import check, drawable
-from rwkv_batch.state.entries import StoreError
+from rwkv_batch.state.entries import StoreError, message
 from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.prefix_cache import PrefixCache
 from rwkv_batch.text.tokenizer import Tokenizer, tokenizer_of
 from rwkv_batch.wire.commands import EngineCommand
-from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, RequestKey, RowDelta
+from rwkv_batch.wire.protocol import GenerateRequest, Progress, RequestKey, RowDelta
 from state_pool import StatePool
 
 OFFLINE = b"offline"
@@ -178,14 +178,14 @@ class Engine:
             self._reject(key, reason, error)
         except StoreError as error:
             self.counts.requests["failed"] += 1
-            self.parts.rows.emit(key, Failed(request.id, str(error)))
+            self.parts.rows.emit(key, failure(request.id, message(error) or ""))
 
     def command(self, key: RequestKey, command: EngineCommand) -> None:
         """Do something with stored states or with requests; `step` returns the answer, at once or later."""
         try:
             self.commands.run(key, command)
         except StoreError as error:
-            self.parts.rows.emit(key, Failed(command.id, str(error)))
+            self.parts.rows.emit(key, failure(command.id, message(error) or ""))
 
     def cancel(self, key: RequestKey) -> None:
         """Drop a request's rows, waiting or running."""

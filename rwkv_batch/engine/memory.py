@@ -153,6 +153,8 @@ def host_states(states: States, share: MemoryShare = WHOLE) -> int:
 def database_limit(path: Path, taken: int, share: MemoryShare = WHOLE) -> int:
     """Bytes that a database with its images may take: a share of the free disk and of what it takes now.
 
+    `path`: of what lies in the same folder.
+
     Never less than that, so that no session is dropped because others have filled the disk.
     """
     return max(taken, (shutil.disk_usage(path.parent).free + taken) // DISK_PART // share.host)

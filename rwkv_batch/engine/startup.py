@@ -3,13 +3,15 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
-from rwkv_batch.config import IN_MEMORY, EngineConfig
+from rwkv_batch.config import IN_MEMORY, EngineConfig, is_url
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.ops import device as devices
 from rwkv_batch.runner.loading import LoadedModel
+from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.host.store import HostStore
 from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.log.store import Store
@@ -33,13 +35,34 @@ def open_store(
     share = replace(share, host=share.host // config.replicas)  # the others have the same database
     limit = config.l3_bytes and config.l3_bytes // share.host
     store: SessionStore
-    if shared:
+    if is_url(config.state_db):
+        store = _open_url(config, limit)
+    elif shared:
         store = HostStore(config.state_db, shared(config.state_db), limit)
     else:
         store = Store(config.state_db, limit)
-    if store.limit is None and store.path:
-        store.limit = memory.database_limit(store.path, store.size(), share)
+    if store.limit is None and store.images_folder:
+        store.limit = memory.database_limit(store.images_folder, store.size(), share)
     return store
+
+
+def _open_url(config: EngineConfig, limit: int | None) -> SessionStore:
+    """The database that other servers may share. Raises StoreError."""
+    try:
+        from rwkv_batch.state.postgres.schema import schema_of
+        from rwkv_batch.state.postgres.store import PostgresStore
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            f"--state-db with a URL needs {error.name}; pip install -r requirements-cluster.txt."
+        ) from None
+    assert config.state_db
+    return PostgresStore(
+        config.state_db,
+        Path(config.image_store or "."),
+        limit=limit,
+        name=schema_of(config.state_model),
+        patience=config.db_patience,
+    )
 
 
 def state_pool(

@@ -44,6 +44,10 @@ class StoreBroken(StoreError):
     """The file itself is damaged, so that nothing can be written to it."""
 
 
+class StoreAway(StoreError):
+    """The database cannot be reached, or has no room. What has failed may be sent again later."""
+
+
 class RowDamaged(StoreError):
     """One row cannot be read."""
 
@@ -70,6 +74,12 @@ class CommittedBefore(Refused):
 
 class Moved(str):
     """The sentence about a Conflict: clients get it as one (409), not as a failure of the server."""
+
+    __slots__ = ()
+
+
+class Unavailable(str):
+    """The sentence about StoreAway: clients get it as a matter of time (503)."""
 
     __slots__ = ()
 
@@ -382,6 +392,8 @@ def as_error(sentence: str | None) -> StoreError | None:
     """The error of which a Done was called."""
     if sentence is None:
         return None
+    if isinstance(sentence, Unavailable):
+        return StoreAway(sentence)
     return Conflict(sentence) if isinstance(sentence, Moved) else StoreError(sentence)
 
 
@@ -389,6 +401,8 @@ def message(error: Exception | None) -> str | None:
     """The sentence that a client gets about an error."""
     if isinstance(error, Conflict):
         return Moved(error)
+    if isinstance(error, StoreAway):
+        return Unavailable(error)
     if error is None or isinstance(error, StoreError | SnapshotError):
         return str(error) if error else None
     return f"The session's state could not be moved ({type(error).__name__})."

@@ -199,7 +199,8 @@ class Accepted(WireMessage, frozen=True, tag="accepted"):
 class Rejected(WireMessage, frozen=True, tag="rejected"):
     """The request or command was not accepted."""
 
-    reason: str  # "overloaded" (try again later), "invalid", "not_found", "exists", "conflict"
+    # "overloaded" and "unavailable" (try again later), "invalid", "not_found", "exists", "conflict"
+    reason: str
     message: str
     field: str = ""  # of the request, which is wrong; "": it says none
 

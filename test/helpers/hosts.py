@@ -77,7 +77,7 @@ class ThreadHost(Host):
         self._theirs.close()
         self.store.close()
 
-    def die_before_answering(self) -> None:
+    def lose_the_next_answer(self) -> None:
         """End when something has been committed, without a word of it."""
         commit = self.store.commit
 
@@ -88,7 +88,7 @@ class ThreadHost(Host):
 
         self.store.commit = last  # type: ignore[method-assign]
 
-    def start_again(self) -> None:
+    def answer_again(self) -> None:
         """When it has died."""
         self._thread.join()
         self._begin()

@@ -309,9 +309,9 @@ def test_what_was_under_way_when_it_died_is_done_once(tmp_path: Path) -> None:
 
 def test_a_commit_whose_outcome_was_lost_is_not_done_again(host: ThreadHost) -> None:
     with Pair(host) as (one, two):
-        host.die_before_answering()
+        host.lose_the_next_answer()
         name = one.turn("a", [1], wait=False)
-        host.start_again()
+        host.answer_again()
         assert one.wait(name).error is None
         two.turn("a", [2])
         assert one.look("a") == two.look("a") == seen(1, 2)

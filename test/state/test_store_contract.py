@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from databases import open_new
 from hosts import ThreadHost
 from stores import chain, do, has, keys, next_turn, put_all, put_image, session
 
@@ -41,16 +42,19 @@ def of_several_engines(path: Path) -> Iterator[SessionStore]:
         yield host.open()
 
 
-OPEN: dict[str, Callable[[Path], AbstractContextManager[SessionStore]]] = {
-    "a file": lambda path: closing(Store(path)),
-    "memory": lambda path: closing(Store(None)),
-    "a file of several engines": of_several_engines,
+OPEN: dict[str, Callable[[Path, pytest.FixtureRequest], AbstractContextManager[SessionStore]]] = {
+    "a file": lambda path, _: closing(Store(path)),
+    "memory": lambda path, _: closing(Store(None)),
+    "a file of several engines": lambda path, _: of_several_engines(path),
+    "PostgreSQL": lambda path, request: closing(
+        open_new(request.getfixturevalue("postgres").url, path.parent)
+    ),
 }
 
 
 @pytest.fixture(params=OPEN)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SessionStore]:
-    with OPEN[request.param](tmp_path / "sessions.db") as store:
+    with OPEN[request.param](tmp_path / "sessions.db", request) as store:
         yield store
 
 
@@ -250,6 +254,8 @@ def test_sessions_are_listed_in_the_order_of_their_keys(store: SessionStore) -> 
     assert (status.total, status.l1, status.l2) == (4, 1, 2)
 
 
+# PostgreSQL holds as much as its disk: what a server's limit bounds are the states on its own.
+@pytest.mark.parametrize("store", [name for name in OPEN if name != "PostgreSQL"], indirect=True)
 def test_pinned_sessions_are_not_dropped_for_room(store: SessionStore) -> None:
     one, two = next_turn(1), next_turn(2)
     append(store, "a", one, NONE)

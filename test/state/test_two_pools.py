@@ -9,11 +9,20 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from databases import PostgresHost
 from hosts import ThreadHost
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from pools import ALL_TURNS, ALWAYS, BEGINNING, NEVER, BegunTurn, Bench, after
+from postgres_server import PostgresServer
 
 from rwkv_batch.state.entries import NONE, Moved
 
@@ -26,14 +35,26 @@ Truth = tuple[tuple[int, ...], ...]  # the turns of a session
 MOST_RUNNING = 4  # turns of a pool
 
 
+class HostOfFile(ThreadHost):
+    """A file of its own."""
+
+    def __init__(self) -> None:
+        self._place = tempfile.TemporaryDirectory()
+        super().__init__(Path(self._place.name) / "sessions.db")
+        self.start()
+
+    def close(self) -> None:
+        self.stop()
+        super().close()
+        self._place.cleanup()
+
+
 class PairMachine(RuleBasedStateMachine):
     """`truth`: sessions that are there. `running`: turns by their pools, with what they go on from."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
-        self.host = ThreadHost(Path(self.folder.name) / "sessions.db")
-        self.host.start()
+        self.host = self.database()
         self.truth: dict[str, Truth] = {}
         self.heads: dict[str, int] = {}  # the turns that they end with
         self.running: list[tuple[int, BegunTurn, Truth]] = []
@@ -47,6 +68,11 @@ class PairMachine(RuleBasedStateMachine):
     def start(self, **options) -> None:
         self.options = options
         self.pools = [self.open(), self.open()]
+
+    @staticmethod
+    def database() -> HostOfFile | PostgresHost:
+        """Empty, for both pools."""
+        return HostOfFile()
 
     def open(self) -> Bench:
         return Bench(store=self.host.open(), **self.options)
@@ -122,10 +148,10 @@ class PairMachine(RuleBasedStateMachine):
         self.pools[pool] = self.open()
 
     @rule(pool=POOLS, key=KEYS, tokens=TOKENS)
-    def the_writer_dies_before_it_answers(self, pool: int, key: str, tokens: list[int]) -> None:
-        self.host.die_before_answering()
+    def the_answer_to_a_commit_is_lost(self, pool: int, key: str, tokens: list[int]) -> None:
+        self.host.lose_the_next_answer()
         name = self.pools[pool].turn(key, tokens, wait=False)
-        self.host.start_again()
+        self.host.answer_again()
         assert self.pools[pool].wait(name).error is None
         self.change(key, (*self.truth.get(key, ()), tuple(tokens)))
 
@@ -143,14 +169,25 @@ class PairMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for bench in self.pools:
             bench.close()
-        self.host.__exit__(None, None, None)
-        self.folder.cleanup()
+        self.host.close()
 
 
-TestTwoPools = PairMachine.TestCase
-TestTwoPools.settings = settings(
+SETTINGS = settings(
     max_examples=15,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+def test_two_engines_on_one_file() -> None:
+    run_state_machine_as_test(PairMachine, settings=SETTINGS)
+
+
+def test_two_servers_on_one_postgresql(postgres: PostgresServer) -> None:
+    class OnPostgres(PairMachine):
+        @staticmethod
+        def database() -> PostgresHost:
+            return PostgresHost(postgres)
+
+    run_state_machine_as_test(OnPostgres, settings=SETTINGS)

@@ -5,7 +5,17 @@ from functools import partial
 
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.stored_turns import Turns
-from rwkv_batch.state.entries import Head, Moved, NotInFile, Session, SessionAt, Status, Turn, message
+from rwkv_batch.state.entries import (
+    Head,
+    Moved,
+    NotInFile,
+    Session,
+    SessionAt,
+    Status,
+    Turn,
+    Unavailable,
+    message,
+)
 from rwkv_batch.wire.commands import (
     DeleteSession,
     ExportSession,
@@ -165,8 +175,10 @@ class SessionCommands:
 
     def _imported(self, request: RequestKey, key: str, error: str | None) -> None:
         self._scheduler.unlock(key)
-        if error:
-            self._rows.refuse(request, "conflict" if isinstance(error, Moved) else "invalid", error)
+        if isinstance(error, Moved | Unavailable):
+            self._rows.reply(request, error)
+        elif error:
+            self._rows.refuse(request, "invalid", error)
         else:
             self._rows.reply(request, None)
 

@@ -10,7 +10,7 @@ from typing import Any
 from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.row import FINALIZING, Outbox, Row
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
-from rwkv_batch.state.entries import Moved
+from rwkv_batch.state.entries import Moved, Unavailable
 from rwkv_batch.wire.protocol import CommandReply, Event, Failed, Progress, Rejected, RequestKey, RowDelta
 
 
@@ -128,7 +128,12 @@ class Rows:
 
 
 def failure(request_id: str, error: str) -> Failed | Rejected:
-    """What a reader gets of an error: a refusal if a session has been changed by others meanwhile."""
+    """What a reader gets of an error: a refusal if a session has been changed by others meanwhile.
+
+    Or if the database is away.
+    """
     if isinstance(error, Moved):
-        return Rejected(request_id, "conflict", error)
+        return Rejected(request_id, "conflict", str(error))
+    if isinstance(error, Unavailable):
+        return Rejected(request_id, "unavailable", str(error))
     return Failed(request_id, error)

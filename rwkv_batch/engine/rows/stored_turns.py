@@ -25,9 +25,10 @@ from rwkv_batch.state.entries import (
     Session,
     SessionAt,
     StoreError,
+    message,
 )
 from rwkv_batch.state.pool.savepoints import RunningTurn
-from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, Rejected, RowDelta, SessionTurn
+from rwkv_batch.wire.protocol import GenerateRequest, Progress, Rejected, RowDelta, SessionTurn
 
 
 class _Refused(StoreError):
@@ -71,7 +72,8 @@ class StoredTurn(Life):
             self.at = self._find_target()
         except StoreError as error:
             reason = error.reason if isinstance(error, _Refused) else None
-            event = Rejected(row.key[1], reason, str(error)) if reason else Failed(row.key[1], str(error))
+            id_, sentence = row.key[1], message(error) or ""
+            event = Rejected(id_, reason, sentence) if reason else failure(id_, sentence)
             parts.rows.end(row, "error", event)
             return {}
         turns.begun[row], self.parent = self, self.source.head if self.source else None

@@ -2,8 +2,8 @@
 
 `Store` (rwkv_batch/state/log/store.py) is one SQLite file, or memory, for one process. `HostStore`
 (rwkv_batch/state/host/store.py) is the same file for several processes of a host, for which one of them
-writes. test/state/test_store_contract.py says what each has to do; a further database is one more fixture
-there.
+writes. `PostgresStore` (rwkv_batch/state/postgres/store.py) is for several servers.
+test/state/test_store_contract.py says what each has to do; a further database is one more fixture there.
 
 A change names the turn that a session ends with until then (`follows` of the operations). If the session has
 been changed before, by any process, the change is refused with Conflict, and nothing of it is done. That

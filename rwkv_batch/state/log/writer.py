@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Thread
 
-from rwkv_batch.state.entries import Operation, PutTurn, Refused, Removed, StoreBroken, StoreError
+from rwkv_batch.state.entries import (
+    Operation,
+    PutTurn,
+    Refused,
+    Removed,
+    StoreAway,
+    StoreBroken,
+    StoreError,
+)
 from rwkv_batch.state.jobs import Report
 from rwkv_batch.state.log.protocol import Committed, Outcome, SessionStore
 
@@ -51,7 +59,8 @@ class GroupCommit:
                 return
             error = broken
         except StoreError as failed:
-            if len(group) > 1:  # some may fit where all together do not
+            # Some may fit where all together do not.
+            if len(group) > 1 and not isinstance(failed, StoreAway):
                 for commit in group:
                     self._commit([commit])
                 return

@@ -42,6 +42,9 @@ from rwkv_batch.state.entries import (
 )
 
 SCHEMA = 3
+OF_THIS_KEY = (
+    "The turn of this Idempotency-Key has been stored meanwhile; send the request again to get its reply."
+)
 SHRUNK = 0.95  # of its limit: what a database keeps when something has to go
 
 TABLES = """
@@ -146,7 +149,7 @@ def list_sessions(
         query += f" AND {LISTED}"
     else:
         query += " AND key < ?"
-        bounds.append(_behind(prefix))
+        bounds.append(behind(prefix))
     if after is not None:
         query += " AND key > ?"
         bounds.append(encoded(after))
@@ -229,10 +232,10 @@ def read_document(connection: sqlite3.Connection, key: str) -> bytes | None:
 def document_keys(connection: sqlite3.Connection, prefix: str) -> list[str]:
     """Those that begin with `prefix`, which is not empty, in their order."""
     query = "SELECT key FROM documents WHERE key >= ? AND key < ? ORDER BY key"
-    return [decoded(key) for (key,) in connection.execute(query, (encoded(prefix), _behind(prefix)))]
+    return [decoded(key) for (key,) in connection.execute(query, (encoded(prefix), behind(prefix)))]
 
 
-def _behind(prefix: str) -> bytes:
+def behind(prefix: str) -> bytes:
     """The first key that is behind all that begin with `prefix`."""
     return encoded(prefix)[:-1] + bytes([encoded(prefix)[-1] + 1])
 
@@ -283,10 +286,7 @@ def _put_turn(operation: PutTurn, connection: sqlite3.Connection, removed: Remov
         if found and found[0] == turn.digest:
             raise CommittedBefore("This turn is stored already.") from None
         if turn.request and not found:
-            raise Conflict(
-                "The turn of this Idempotency-Key has been stored meanwhile; send the request again to get "
-                "its reply."
-            ) from None
+            raise Conflict(OF_THIS_KEY) from None
         raise
 
 
@@ -298,7 +298,7 @@ def _put_session(operation: PutSession, connection: sqlite3.Connection, removed:
         raise Dangling("The turn that the session ends with could not be stored.")
     before = connection.execute("SELECT turn FROM sessions WHERE key = ?", (key,)).fetchone()
     if operation.follows != ANY and (before[0] if before else NONE) != operation.follows:
-        raise _moved(session.key)
+        raise moved(session.key)
     checked = key, head.turn, head.number, head.tokens, head.digest, head.model, session.updated
     columns = *checked[:6], head.imaged, session.updated, _checksum(checked)
     connection.execute(
@@ -317,7 +317,7 @@ def _delete_sessions(operation: DeleteSessions, connection: sqlite3.Connection, 
         if follows not in (ANY, DAMAGED):
             found = connection.execute("SELECT turn FROM sessions WHERE key = ?", (encoded(key),)).fetchone()
             if found and found[0] != follows:
-                raise _moved(key)
+                raise moved(key)
         _delete_session(connection, encoded(key), operation.pinned, removed)
 
 
@@ -329,7 +329,7 @@ def _is_damaged(connection: sqlite3.Connection, key: str) -> bool:
     return False
 
 
-def _moved(key: str) -> Conflict:
+def moved(key: str) -> Conflict:
     return Conflict(
         f"The session {key.removeprefix(HIDDEN)} has been changed meanwhile; send the request again to go on "
         "from what it is now."
@@ -343,7 +343,7 @@ def conflict(connection: sqlite3.Connection, operations: Sequence[Operation]) ->
             key = operation.session.key
             found = connection.execute("SELECT turn FROM sessions WHERE key = ?", (encoded(key),)).fetchone()
             if (found[0] if found else NONE) != operation.follows:
-                return _moved(key)
+                return moved(key)
     return None
 
 

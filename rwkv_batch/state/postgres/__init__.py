@@ -1,0 +1,1 @@
+"""Sessions and documents in PostgreSQL, which several servers share."""

@@ -1,0 +1,184 @@
+"""Transactions: all groups of operations in one, so that each is carried out once, or not at all.
+
+As a rule all groups are turns of sessions that go on where they ended. These are stored together, in two
+round trips (`_append`). Whatever else there is in a group is carried out operation by operation.
+
+A connection may be lost while a transaction is being committed. So each notes its number under the id of its
+writer: the next connection looks there, and waits for the end of the one before, which holds that row.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import psycopg
+from psycopg import errors
+
+from rwkv_batch.state.entries import (
+    ANY,
+    NONE,
+    Dangling,
+    Operation,
+    PutSession,
+    PutTurn,
+    Refused,
+    Removed,
+)
+from rwkv_batch.state.log.protocol import Outcome
+from rwkv_batch.state.postgres import rows
+from rwkv_batch.state.postgres.changes import Changes, apply, conflict, lock_sessions
+from rwkv_batch.state.postgres.connection import Database, PostgresConnection
+from rwkv_batch.state.sql.tables import encoded
+
+ATTEMPTS = 10  # of a transaction that others have kept from being carried out
+
+_MARK = """
+    INSERT INTO writers VALUES (%s, %s, now()) ON CONFLICT (id) DO UPDATE
+    SET last = excluded.last, seen = excluded.seen"""
+_HEADS = "SELECT key, turn FROM sessions WHERE key = ANY(%b) ORDER BY key FOR UPDATE"
+_TURN_TYPES = ("bigint", "bigint", "bigint", "bigint", "bytea", "bytea", "float8", "bigint", "bytea", "bytea")
+_SESSION_TYPES = ("bytea", "bigint", "bigint", "bigint", "bytea", "bigint", "float8")
+
+
+def _unnested(types: Sequence[str]) -> str:
+    return ", ".join(f"{'%b' if name == 'bytea' else '%s'}::{name}[]" for name in types)
+
+
+_PUT_TURNS = f"INSERT INTO turns ({rows.TURN}) SELECT * FROM unnest({_unnested(_TURN_TYPES)})"
+_BEGIN_SESSIONS = f"INSERT INTO sessions ({rows.SESSION}) SELECT * FROM unnest({_unnested(_SESSION_TYPES)})"
+_MOVE_SESSIONS = f"""
+    UPDATE sessions AS s SET turn = n.turn, number = n.number, tokens = n.tokens, digest = n.digest,
+    model = n.model, updated = n.updated
+    FROM unnest({_unnested(_SESSION_TYPES)}) AS n ({rows.SESSION}) WHERE s.key = n.key"""
+
+
+class _NotSimple(Exception):
+    """The groups are not what `_append` stores."""
+
+
+class Transactions:
+    """For the thread that commits. `image`: see Changes."""
+
+    def __init__(self, connection: PostgresConnection, image: Callable[[int], bytes | None]) -> None:
+        self._connection, self._image = connection, image
+        self._id = secrets.randbits(62)
+        self._number = 0
+        # Of the transaction of this number, once its commit has been asked for.
+        self._done: list[tuple[Outcome, Changes]] | None = None
+
+    def run(self, groups: Sequence[Sequence[Operation]]) -> list[tuple[Outcome, Changes]]:
+        """Carry out all groups. Raises StoreError, and then none of them is carried out."""
+        self._number += 1
+        self._done = None
+
+        def transaction(db: Database) -> list[tuple[Outcome, Changes]]:
+            if self._done is not None and self._is_committed(db):
+                return self._done
+            for attempt in range(ATTEMPTS):
+                self._done = None
+                try:
+                    return self._carry_out(db, groups)
+                except (errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation):
+                    if attempt == ATTEMPTS - 1:
+                        raise
+
+            raise AssertionError
+
+        return self._connection.run(transaction)
+
+    def _carry_out(
+        self, db: Database, groups: Sequence[Sequence[Operation]]
+    ) -> list[tuple[Outcome, Changes]]:
+        try:
+            return self._append(db, groups)
+        except (_NotSimple, errors.UniqueViolation):
+            pass
+        done: list[tuple[Outcome, Changes]] = []
+        try:
+            db.execute("BEGIN")
+            db.execute(_MARK, (self._id, self._number))
+            lock_sessions(db, groups)
+            for operations in groups:
+                changes = Changes(self._image)
+                done.append((_apply_apart(db, operations, changes), changes))
+            self._done = done
+            db.execute("COMMIT")
+        except BaseException:
+            _roll_back(db)
+            raise
+        return done
+
+    def _append(self, db: Database, groups: Sequence[Sequence[Operation]]) -> list[tuple[Outcome, Changes]]:
+        """Store turns that go on where their sessions end. Raises _NotSimple, and then nothing is done."""
+        turns, sessions = _simple(groups)
+        done: list[tuple[Outcome, Changes]] = [(Removed(), Changes(self._image)) for _ in groups]
+        try:
+            with db.pipeline() as pipeline:
+                db.execute("BEGIN")
+                db.execute(_MARK, (self._id, self._number))
+                found = db.execute(_HEADS, ([encoded(put.session.key) for put in sessions],))
+                pipeline.sync()
+                heads = {bytes(key): int(turn) for key, turn in found.fetchall()}
+                before = dict(heads)
+                for turn, put in zip(turns, sessions, strict=True):
+                    key = encoded(put.session.key)
+                    head = heads.get(key, NONE)
+                    if put.follows not in (ANY, head) or turn.turn.parent != head:
+                        raise _NotSimple
+                    heads[key] = put.session.head.turn
+                columns = [rows.turn_columns(put.turn) for put in turns]
+                db.execute(_PUT_TURNS.encode(), [[*values] for values in zip(*columns, strict=True)])
+                newest = {encoded(put.session.key): rows.session_columns(put.session) for put in sessions}
+                for statement, moves in ((_MOVE_SESSIONS, True), (_BEGIN_SESSIONS, False)):
+                    chosen = [values for key, values in newest.items() if (key in before) == moves]
+                    if chosen:
+                        db.execute(statement.encode(), [[*values] for values in zip(*chosen, strict=True)])
+                self._done = done
+                db.execute("COMMIT")
+        except BaseException:
+            _roll_back(db)
+            raise
+        return done
+
+    def _is_committed(self, db: Database) -> bool:
+        """Whether the transaction of this number is, once it is over."""
+        query = "SELECT last FROM writers WHERE id = %s FOR UPDATE"
+        row = db.execute(query, (self._id,)).fetchone()
+        return row is not None and row[0] == self._number
+
+
+def _simple(groups: Sequence[Sequence[Operation]]) -> tuple[list[PutTurn], list[PutSession]]:
+    """A turn and a session that ends with it for each group. Raises _NotSimple."""
+    turns, sessions = list[PutTurn](), list[PutSession]()
+    for operations in groups:
+        match operations:
+            case [PutTurn() as turn, PutSession() as put] if put.session.head.turn == turn.turn.id:
+                turns.append(turn)
+                sessions.append(put)
+            case _:
+                raise _NotSimple
+    if not turns:
+        raise _NotSimple
+    return turns, sessions
+
+
+def _apply_apart(db: Database, operations: Sequence[Operation], changes: Changes) -> Outcome:
+    """Carry out the operations, or none of them if they are refused."""
+    db.execute("SAVEPOINT apart")
+    try:
+        for operation in operations:
+            apply(operation, db, changes)
+    except Refused as refused:
+        db.execute("ROLLBACK TO apart")
+        changes.images.clear()
+        outcome: Outcome = refused
+        if isinstance(refused, Dangling):  # as a rule because another server has changed the session
+            outcome = conflict(db, operations) or refused
+        return outcome
+    db.execute("RELEASE apart")
+    return changes.removed
+
+
+def _roll_back(db: Database) -> None:
+    with suppress(psycopg.Error):
+        db.execute("ROLLBACK")

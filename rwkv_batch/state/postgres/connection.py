@@ -1,0 +1,154 @@
+"""A connection to PostgreSQL that is made again when it is lost, and what errors of the database mean.
+
+An outage begins when a connection is lost or cannot be made, and ends when one works. What is asked for
+meanwhile waits; once the outage has lasted for `patience` seconds it fails, with StoreAway.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from threading import Lock, RLock
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from rwkv_batch.state.entries import StoreAway, StoreError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Database = psycopg.Connection[tuple[Any, ...]]
+
+TRY_AGAIN = 0.2  # seconds between attempts to connect
+# What libpq waits for by default is longer than an outage may last.
+WAITS: dict[str, str | int] = {
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+    "application_name": "rwkv-batch",
+}
+# A server that is stopped in a transaction holds locks on sessions; PostgreSQL ends it then.
+STOPPED_MS = 5000
+# Beside lost connections: a server that shuts down, starts, has no room for a connection, or only reads since
+# another one has taken its place.
+_AWAY = (
+    errors.AdminShutdown,
+    errors.CrashShutdown,
+    errors.CannotConnectNow,
+    errors.TooManyConnections,
+    errors.ReadOnlySqlTransaction,
+    errors.IdleInTransactionSessionTimeout,
+)
+_PASSING = ("starting up", "shutting down", "too many", "remaining connection slots", "recovery")
+
+
+class Outage:
+    """The outage that all connections of a server see."""
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
+        self._since: float | None = None
+        self.has_been_reached = False
+        self._lock = Lock()
+
+    def lasts(self, error: Exception) -> bool:
+        """Something has failed because of it; whether it lasts too long to be waited for."""
+        with self._lock:
+            if self._since is None:
+                self._since = time.monotonic()
+                log.error("The database cannot be reached; what needs it waits: %s", one_line(error))
+            return time.monotonic() - self._since >= self.patience
+
+    def ended(self) -> None:
+        """Something has worked."""
+        self.has_been_reached = True
+        if self._since is not None:
+            with self._lock:
+                seconds, self._since = time.monotonic() - (self._since or 0.0), None
+            log.info("The database is reached again, after %.1f s.", seconds)
+
+
+class PostgresConnection:
+    """For one kind of caller; opened when it is first used. From any thread, one at a time.
+
+    `settings`: SQL that each connection begins with. `waits`: whether callers wait for the end of an outage.
+    """
+
+    def __init__(self, url: str, settings: str, outage: Outage, *, waits: bool = True) -> None:
+        self._url, self._settings, self._outage, self._waits = url, settings, outage, waits
+        self._open: Database | None = None
+        self._lock = RLock()
+        self._closed = False
+
+    def run(self, work: Callable[[Database], T]) -> T:
+        """The result of `work`, which is called again if the connection was lost. Raises StoreError."""
+        while True:
+            try:
+                with self._lock:
+                    result = work(self._connected())
+                self._outage.ended()
+                return result
+            except psycopg.Error as error:
+                if not self._is_lost(error):
+                    raise explained(error) from error
+                self.close(reopens=True)
+                if self._outage.lasts(error) or not self._waits or self._closed or self._is_refused(error):
+                    raise StoreAway(
+                        f"The database of sessions cannot be reached ({one_line(error)}); try again later."
+                    ) from None
+                time.sleep(TRY_AGAIN)
+
+    def close(self, reopens: bool = False) -> None:
+        """Idempotent."""
+        with self._lock:
+            self._closed = not reopens
+            if self._open:
+                self._open.close()
+            self._open = None
+
+    def _connected(self) -> Database:
+        if self._open is None:
+            self._open = psycopg.connect(self._url, autocommit=True)
+            self._open.execute(self._settings.encode())
+        return self._open
+
+    def _is_refused(self, error: psycopg.Error) -> bool:
+        """Whether a first connection has failed for a reason that does not pass, such as a wrong password."""
+        text = str(error)
+        return not self._outage.has_been_reached and "FATAL:" in text and not any(map(text.count, _PASSING))
+
+    def _is_lost(self, error: psycopg.Error) -> bool:
+        if isinstance(error, _AWAY):
+            return True
+        known = error.sqlstate is not None and not error.sqlstate.startswith("08")
+        return isinstance(error, psycopg.OperationalError) and not known
+
+
+def with_waits(url: str) -> str:
+    """The URL with bounds to what libpq waits for, where it does not set them itself. Raises StoreError."""
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        raise StoreError(f"The URL of the database is not understood ({one_line(error)}).") from None
+    return make_conninfo(url, **{name: value for name, value in WAITS.items() if name not in given})
+
+
+def explained(error: psycopg.Error) -> StoreError:
+    """The error to raise in place of one of PostgreSQL's."""
+    if isinstance(error, errors.DiskFull):
+        return StoreAway(
+            "The disk of the database is full; nothing can be stored before there is room again."
+        )
+    if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+        return StoreError(f"The database takes no such values ({one_line(error)}).")
+    return StoreError(f"The database cannot be used ({one_line(error)}).")
+
+
+def one_line(error: Exception) -> str:
+    """Its first line, which names no password."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

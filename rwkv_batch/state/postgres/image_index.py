@@ -1,0 +1,114 @@
+"""Which states lie in files on this server's own disk. A cache: other servers have their own.
+
+FOLDER/states/          the files (rwkv_batch/state/images.py)
+FOLDER/index.db         their rows, in SQLite
+FOLDER/lock             held by each process that uses the folder
+"""
+
+import fcntl
+import logging
+import os
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from threading import RLock
+
+from rwkv_batch.state import images
+from rwkv_batch.state.entries import PutImage, StoreError
+
+SHRUNK = 0.95  # of its limit: what is kept when something has to go
+
+log = logging.getLogger(__name__)
+
+
+class ImageIndex:
+    """For any thread. Raises StoreError if the folder cannot be used; later errors cost images only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.states = folder / "states"
+        self._lock = RLock()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            images.prepared_folder(self.states)
+            self._file = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+            self._database = sqlite3.connect(
+                folder / "index.db", isolation_level=None, check_same_thread=False, timeout=10
+            )
+            self._database.executescript("""
+                PRAGMA journal_mode = WAL;
+                PRAGMA synchronous = NORMAL;
+                CREATE TABLE IF NOT EXISTS images (
+                    turn INTEGER PRIMARY KEY, model INTEGER NOT NULL, saves INTEGER NOT NULL,
+                    tokens INTEGER NOT NULL, size INTEGER NOT NULL, used REAL NOT NULL);""")
+        except (OSError, sqlite3.Error) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise StoreError(
+                f"The folder {folder} cannot hold states ({reason}); name another one with --image-store."
+            ) from None
+        try:  # alone in it, what has no row is of an earlier run
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            images.sweep(self.states, self.turns)
+        except OSError:
+            pass
+        fcntl.flock(self._file, fcntl.LOCK_SH)
+
+    def model(self, turn: int) -> int | None:
+        """The model whose state the turn's image holds; None: there is no image."""
+        rows = self._rows("SELECT model FROM images WHERE turn = ?", turn)
+        return int(rows[0][0]) if rows else None
+
+    def tokens(self, turn: int) -> int:
+        """Tokens before the end of the turn, if it has an image; 0: it has none."""
+        rows = self._rows("SELECT tokens FROM images WHERE turn = ?", turn)
+        return int(rows[0][0]) if rows else 0
+
+    def turns(self) -> set[int]:
+        """Those that have images."""
+        return {int(turn) for (turn,) in self._rows("SELECT turn FROM images")}
+
+    def size(self) -> int:
+        """Bytes of all images."""
+        rows = self._rows("SELECT coalesce(sum(size), 0) FROM images")
+        return int(rows[0][0]) if rows else 0
+
+    def put(self, image: PutImage) -> None:
+        """It has been written."""
+        self._rows(
+            "INSERT OR REPLACE INTO images (turn, model, saves, tokens, size, used) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            *(image.turn, image.model, image.saves, image.tokens, image.size, image.used),
+        )
+
+    def drop(self, turns: Iterable[int]) -> list[int]:
+        """Forget these; which of them there were."""
+        statement = "DELETE FROM images WHERE turn = ? RETURNING turn"
+        return [int(found) for turn in turns for (found,) in self._rows(statement, turn)]
+
+    def shrink(self, limit: int) -> list[int]:
+        """Forget the least worth until the limit is met: tokens that are saved, by the time without use."""
+        excess = self.size() - int(limit * SHRUNK) if self.size() > limit else 0
+        victims = []
+        for turn, size in self._rows(
+            "SELECT turn, size FROM images ORDER BY saves / ((SELECT max(used) FROM images) - used + 60.0)"
+        ):
+            if excess <= 0:
+                break
+            victims.append(int(turn))
+            excess -= size
+        return self.drop(victims)
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            if self._file >= 0:
+                self._database.close()
+                os.close(self._file)
+                self._file = -1
+
+    def _rows(self, statement: str, *values: object) -> list[tuple[int, ...]]:
+        with self._lock:
+            try:
+                return self._database.execute(statement, values).fetchall()
+            except sqlite3.Error as error:
+                log.warning("The index of states on this disk cannot be used: %s", error)
+                return []

@@ -1,0 +1,86 @@
+"""The tables, version by version. A server brings a database to its own version when it starts."""
+
+import re
+import secrets
+import zlib
+
+from psycopg import sql
+
+from rwkv_batch.state.entries import StoreError
+from rwkv_batch.state.postgres.connection import Database
+
+DEFAULT = "rwkv"  # the schema of the first model's sessions
+MIGRATING = 7_210_868  # of the advisory lock: one server at a time
+LONGEST = 40  # characters of a schema's name that are taken from a model's
+
+# Keys are bytes, as SQLite's are: they may hold what PostgreSQL's text does not, and are ordered as bytes.
+# `states`: those of turns whose past is not known, which nothing else could bring back. `writers`: the last
+# transaction of each, by which one that lost its connection knows whether it was committed.
+MIGRATIONS = (
+    """
+    CREATE TABLE about (identity text NOT NULL);
+    CREATE TABLE models (id bigint PRIMARY KEY, fingerprint text NOT NULL, vocabulary bigint NOT NULL);
+    CREATE TABLE turns (
+        id bigint PRIMARY KEY, parent bigint NOT NULL, number bigint NOT NULL, start bigint NOT NULL,
+        prompt bytea NOT NULL, completion bytea NOT NULL, created double precision NOT NULL,
+        model bigint NOT NULL, digest bytea NOT NULL, request bytea);
+    CREATE INDEX turns_by_parent ON turns (parent);
+    CREATE UNIQUE INDEX turns_by_request ON turns (substr(request, 1, 16)) WHERE request IS NOT NULL;
+    CREATE TABLE sessions (
+        key bytea PRIMARY KEY, turn bigint NOT NULL, number bigint NOT NULL, tokens bigint NOT NULL,
+        digest bytea NOT NULL, model bigint NOT NULL, updated double precision NOT NULL);
+    CREATE INDEX sessions_by_turn ON sessions (turn);
+    CREATE TABLE states (turn bigint PRIMARY KEY, model bigint NOT NULL, data bytea NOT NULL);
+    ALTER TABLE states ALTER COLUMN data SET STORAGE EXTERNAL;
+    CREATE TABLE documents (
+        key bytea PRIMARY KEY, updated double precision NOT NULL, data bytea NOT NULL);
+    CREATE TABLE writers (id bigint PRIMARY KEY, last bigint NOT NULL, seen timestamptz NOT NULL);
+    """,
+)
+
+
+def schema_of(model: str) -> str:
+    """The schema of a further model's sessions; empty: of the first model's."""
+    readable = re.sub("[^a-z0-9]+", "_", model.lower())[:LONGEST]
+    if readable != model:
+        readable = f"{readable}_{zlib.crc32(model.encode()):08x}"
+    return f"{DEFAULT}_{readable}" if model else DEFAULT
+
+
+def settings(schema: str, stopped_ms: int) -> str:
+    """SQL that each connection begins with."""
+    return (
+        f'SET search_path TO "{schema}"; SET idle_in_transaction_session_timeout = {stopped_ms}; '
+        "SET client_encoding TO 'UTF8'; SET bytea_output TO 'hex';"
+    )
+
+
+def migrate(db: Database, schema: str) -> str:
+    """Bring the tables to this version; the database's identity. Raises StoreError, psycopg.Error."""
+    name = sql.Identifier(schema)
+    with db.transaction():
+        db.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATING,))
+        found = db.execute("SELECT to_regclass(%s)", (f'"{schema}".migrations',)).fetchone()
+        if found is None or found[0] is None:
+            db.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
+            db.execute(
+                sql.SQL(
+                    "CREATE TABLE {}.migrations (version int PRIMARY KEY, applied timestamptz NOT NULL)"
+                ).format(name)
+            )
+        row = db.execute("SELECT coalesce(max(version), 0) FROM migrations").fetchone()
+        version = row[0] if row else 0
+        if version > len(MIGRATIONS):
+            raise StoreError(
+                f"The database has version {version} of the tables, and this server uses {len(MIGRATIONS)}; "
+                "start a newer server."
+            )
+        for number, statements in enumerate(MIGRATIONS[version:], version + 1):
+            db.execute(statements.encode())
+            db.execute("INSERT INTO migrations VALUES (%s, now())", (number,))
+        if not version:
+            db.execute("INSERT INTO about VALUES (%s)", (secrets.token_hex(8),))
+        identity = db.execute("SELECT identity FROM about").fetchone()
+        db.execute("DELETE FROM writers WHERE seen < now() - interval '30 days'")
+    assert identity
+    return str(identity[0])

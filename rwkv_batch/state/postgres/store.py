@@ -1,0 +1,265 @@
+"""The database of several servers: PostgreSQL. Images of states stay on each server's own disk.
+
+Every process that has a state pool opens it for itself, also where a host has several engines: what waits in
+one is committed together.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from rwkv_batch.state import images
+from rwkv_batch.state.entries import (
+    Conflict,
+    Dangling,
+    DropImages,
+    Operation,
+    PutImage,
+    PutModel,
+    Removed,
+    RowDamaged,
+    Session,
+    SessionEntry,
+    Shrink,
+    Status,
+    StoreError,
+    Turn,
+)
+from rwkv_batch.state.jobs import Report
+from rwkv_batch.state.log import turn_ids
+from rwkv_batch.state.log.protocol import CommitQueue, Committed, Outcome
+from rwkv_batch.state.log.writer import Writer
+from rwkv_batch.state.postgres import rows, schema
+from rwkv_batch.state.postgres.changes import Changes
+from rwkv_batch.state.postgres.committing import Transactions
+from rwkv_batch.state.postgres.connection import (
+    STOPPED_MS,
+    Database,
+    Outage,
+    PostgresConnection,
+    with_waits,
+)
+from rwkv_batch.state.postgres.image_index import ImageIndex
+from rwkv_batch.state.sql.tables import id_of_model
+
+PATIENCE = 30.0  # seconds that an outage may last before what needs the database fails
+GONE = "What this goes on from has been changed meanwhile; send the request again."
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class PostgresStore:
+    """An open database; see SessionStore. Raises StoreError.
+
+    `folder`: in which the folder of this server's states is made. `name`: of the schema. `limit`: bytes of
+    the states there. What PostgreSQL holds has no limit.
+    """
+
+    path: Path | None = None
+    shared = True
+
+    def __init__(
+        self,
+        url: str,
+        folder: Path,
+        *,
+        limit: int | None = None,
+        name: str = schema.DEFAULT,
+        patience: float = PATIENCE,
+        stopped_ms: int = STOPPED_MS,
+    ) -> None:
+        self.limit = limit
+        self._outage = outage = Outage(patience)
+        url, begins = with_waits(url), schema.settings(name, stopped_ms)
+        self._writer = PostgresConnection(url, begins, outage)
+        self._reader = PostgresConnection(url, begins, outage)
+        self._finder = PostgresConnection(url, begins, outage, waits=False)
+        self._models: dict[int, tuple[str, int]] = {}
+        self._past: dict[int, tuple[Turn, int | None]] = {}  # turns that were read together with a later one
+        self._index: ImageIndex | None = None
+        try:
+            identity = self._writer.run(partial(schema.migrate, schema=name))
+            self._index = ImageIndex(folder / f"rwkv_states-{identity}")
+        except BaseException:
+            self.close()
+            raise
+        self._transactions = Transactions(self._writer, self._image)
+
+    @property
+    def index(self) -> ImageIndex:
+        assert self._index
+        return self._index
+
+    @property
+    def images_folder(self) -> Path:
+        """The folder of this server's images."""
+        return self.index.states
+
+    def model_id(self, fingerprint: str, vocabulary: int) -> int:
+        """The id of a model in this database."""
+        id_ = id_of_model(fingerprint)
+        known = self._models.get(id_)
+        if known is None or known[0] != fingerprint or known[1] < vocabulary:
+            self.commit([[PutModel(fingerprint, vocabulary)]])
+            self._models.pop(id_, None)
+        return id_
+
+    def model(self, model: int) -> tuple[str, int]:
+        """Fingerprint and vocabulary. Raises RowDamaged if there is no such model."""
+        if model not in self._models:
+            query = "SELECT fingerprint, vocabulary FROM models WHERE id = %s"
+            found = self._reader.run(lambda db: db.execute(query, (model,)).fetchone())
+            if found is None:
+                raise RowDamaged("The model of a session is missing from the database.")
+            self._models[model] = str(found[0]), int(found[1])
+        return self._models[model]
+
+    def turn_numbers(self) -> Iterator[int]:
+        """Ids for new turns; see SessionStore."""
+        return turn_ids.in_random_blocks(
+            lambda first, after: self._finder.run(partial(rows.has_turns, first=first, after=after))
+        )
+
+    def commit_queue(self, report: Report, renewed: Callable[[], None]) -> CommitQueue:
+        """What a pool commits with; see SessionStore. No database is replaced here."""
+        return SharedWriter(self, report, renewed)
+
+    def commit(self, groups: Sequence[Sequence[Operation]]) -> list[Outcome]:
+        """Carry out all groups in one transaction; see SessionStore."""
+        if not groups:
+            return []
+        done = self._transactions.run(groups)
+        for outcome, changes in done:
+            if isinstance(outcome, Removed):
+                self._change_images(outcome, changes)
+        return [outcome for outcome, _ in done]
+
+    def checkpoint(self, quiet: bool) -> None:
+        """PostgreSQL does that itself."""
+
+    def restart(self) -> None:
+        """See SessionStore. Raises StoreError."""
+        raise StoreError("A database in PostgreSQL is not replaced by a server.")
+
+    def size(self) -> int:
+        """Bytes of the states on this server's disk."""
+        return self.index.size()
+
+    def find_session(self, key: str) -> Session | None:
+        """The session as it was committed last, by any server."""
+        return self._finder.run(partial(rows.find_sessions, keys=[key])).get(key)
+
+    def find_request(self, request: bytes) -> tuple[str, Turn] | None:
+        """The committed turn of a request; see SessionStore."""
+        return self._finder.run(partial(rows.find_request, request=request))
+
+    def list_sessions(self, after: str | None, limit: int, prefix: str = "") -> list[Session]:
+        """Some of the sessions in the order of their keys; see SessionStore."""
+        return self._ask(partial(rows.list_sessions, after=after, limit=limit, prefix=prefix))
+
+    def status(self, listed: list[SessionEntry], l1: Sequence[int], l2: Sequence[int]) -> Status:
+        """A list with the number of all sessions, which is estimated where these are many."""
+        return self._ask(
+            lambda db: Status(
+                listed, rows.count_sessions(db), rows.count_ends(db, l1), rows.count_ends(db, l2)
+            )
+        )
+
+    def read_turn(self, turn: int) -> Turn:
+        """Raises RowDamaged, StoreError."""
+        if (known := self._past.pop(turn, None)) is not None:
+            return known[0]
+        return self._ask(partial(rows.read_turn, turn=turn))
+
+    def turn_ids(self, turn: int, numbers: range) -> list[int]:
+        """Of the turns up to this one that have these numbers, the oldest first. Raises StoreError."""
+        return self._ask(partial(rows.turn_ids, turn=turn, numbers=numbers))
+
+    def image_model(self, turn: int) -> int | None:
+        """The model whose state the turn's image holds; None: there is no image.
+
+        One that only the database has is brought to this disk first. As a rule the turns before this one are
+        asked for next, so they are read with it.
+        """
+        if (model := self.index.model(turn)) is not None:
+            return model
+        if turn not in self._past:
+            self._past = {each[0].id: each for each in self._ask(partial(rows.read_past, turn=turn))}
+        found = self._past.get(turn)
+        if found is None or found[1] is None:
+            return None
+        return found[1] if self._fetch(found[0], found[1]) else None
+
+    def image_turns(self) -> set[int]:
+        """Ids of all turns that have images on this disk."""
+        return self.index.turns()
+
+    def read_document(self, key: str) -> bytes | None:
+        """None if there is no such document. Raises StoreError."""
+        return self._ask(partial(rows.read_document, key=key))
+
+    def document_keys(self, prefix: str) -> list[str]:
+        """Those that begin with `prefix`, which is not empty, in their order. Raises StoreError."""
+        return self._ask(partial(rows.document_keys, prefix=prefix))
+
+    def close(self) -> None:
+        """End the use of the database; see SessionStore."""
+        for connection in (self._finder, self._reader, self._writer):
+            connection.close()
+        if self._index:
+            self._index.close()
+
+    def _ask(self, question: Callable[[Database], T]) -> T:
+        return self._reader.run(question)
+
+    def _change_images(self, removed: Removed, changes: Changes) -> None:
+        """Of a group that is committed."""
+        removed.images += self.index.drop(removed.turns)
+        for operation in changes.images:
+            match operation:
+                case PutImage():
+                    self.index.put(operation)
+                case DropImages(turns=turns):
+                    self.index.drop(turns)
+                    removed.images += turns
+                case Shrink(limit=limit):
+                    removed.images += self.index.shrink(limit)
+
+    def _image(self, turn: int) -> bytes | None:
+        """The image of a turn whose past is not known, as it is on this disk."""
+        try:
+            return images.read(self.images_folder, turn, pinned=False).numpy().tobytes()
+        except RowDamaged:
+            return None
+
+    def _fetch(self, turn: Turn, model: int) -> bool:
+        """Bring a state from the database to this disk; whether it is there now."""
+        query = "SELECT data FROM states WHERE turn = %s"
+        row = self._ask(lambda db: db.execute(query, (turn.id,), binary=True).fetchone())
+        if row is None:
+            return False
+        try:
+            data = torch.frombuffer(bytearray(row[0]), dtype=torch.uint8)
+            images.write(self.images_folder, turn.id, data)
+        except OSError as error:
+            log.warning("A state cannot be brought to this disk: %s", error)
+            return False
+        self.index.put(PutImage(turn.id, model, turn.end, turn.end, len(data), turn.created))
+        return True
+
+
+class SharedWriter(Writer):
+    """A Writer to a database that other servers change."""
+
+    def put(self, operations: Sequence[Operation], committed: Committed, retry: bool = False) -> None:
+        def done(removed: Removed | None, error: Exception | None) -> None:
+            # what is missing has been removed by another server
+            committed(removed, Conflict(GONE) if isinstance(error, Dangling) else error)
+
+        super().put(operations, done, retry)

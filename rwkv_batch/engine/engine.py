@@ -42,7 +42,7 @@ from rwkv_batch.runner.protocol import Runner
 from rwkv_batch.sampling.params import check, drawable
 from rwkv_batch.state.entries import StoreError, message
 from rwkv_batch.state.log.protocol import SessionStore
-from rwkv_batch.state.prefix_cache import PrefixCache
+from rwkv_batch.state.starts.prefix_cache import PrefixCache
 from rwkv_batch.text.tokenizer import Tokenizer, tokenizer_of
 from rwkv_batch.wire.commands import EngineCommand
 from rwkv_batch.wire.protocol import GenerateRequest, Progress, RequestKey, RowDelta

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rwkv_batch.state import prefix_cache
-from rwkv_batch.state.prefix_cache import GRAIN, LONG, MIN_TOKENS, PrefixCache, prefix_hashes
+from rwkv_batch.state.starts import prefix_cache
+from rwkv_batch.state.starts.prefix_cache import GRAIN, LONG, MIN_TOKENS, PrefixCache, prefix_hashes
 
 
 @dataclass(frozen=True)

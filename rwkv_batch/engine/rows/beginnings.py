@@ -5,8 +5,8 @@ from functools import partial
 from torch import Tensor
 
 from rwkv_batch.engine.scheduling.row import Row
-from rwkv_batch.state.prefix_cache import PrefixCache
 from rwkv_batch.state.starts.contents import StoredStart
+from rwkv_batch.state.starts.prefix_cache import PrefixCache
 from rwkv_batch.wire.protocol import LEAST_SUM, GenerateRequest, MixturePart
 from state_pool import StatePool
 

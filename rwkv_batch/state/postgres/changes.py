@@ -65,7 +65,7 @@ _UNUSED = f"""
 
 
 @dataclass
-class Changes:
+class GroupChanges:
     """Of one group: what it has removed, and operations on images, which are no matter of the database."""
 
     image: Callable[[int], bytes | None]  # the image of a turn, from this server's disk
@@ -131,13 +131,13 @@ def _is_unused(db: Database, turn: int) -> bool:
 
 
 @singledispatch
-def apply(operation: Operation, db: Database, changes: Changes) -> None:
+def apply(operation: Operation, db: Database, changes: GroupChanges) -> None:
     """Carry out the operation, and note what it removes. Raises psycopg.Error, StoreError."""
     raise TypeError(f"not an operation: {operation}")
 
 
 @apply.register
-def _put_turn(operation: PutTurn, db: Database, changes: Changes) -> None:
+def _put_turn(operation: PutTurn, db: Database, changes: GroupChanges) -> None:
     turn = operation.turn
     if turn.parent != NONE and not _hold(db, turn.parent):
         raise Dangling("The turn that this one continues could not be stored.")
@@ -152,7 +152,7 @@ def _put_turn(operation: PutTurn, db: Database, changes: Changes) -> None:
 
 
 @apply.register
-def _put_session(operation: PutSession, db: Database, changes: Changes) -> None:
+def _put_session(operation: PutSession, db: Database, changes: GroupChanges) -> None:
     key, head = operation.session.key, operation.session.head
     if not _hold(db, head.turn):
         raise Dangling("The turn that the session ends with could not be stored.")
@@ -174,7 +174,7 @@ def _put_session(operation: PutSession, db: Database, changes: Changes) -> None:
 
 
 @apply.register
-def _delete_sessions(operation: DeleteSessions, db: Database, changes: Changes) -> None:
+def _delete_sessions(operation: DeleteSessions, db: Database, changes: GroupChanges) -> None:
     for place, key in enumerate(operation.keys):
         follows = operation.follows[place] if operation.follows else ANY
         turn = _turn_of(db, key)
@@ -187,13 +187,13 @@ def _delete_sessions(operation: DeleteSessions, db: Database, changes: Changes) 
 
 
 @apply.register
-def _collect_turns(operation: Collect, db: Database, changes: Changes) -> None:
+def _collect_turns(operation: Collect, db: Database, changes: GroupChanges) -> None:
     for turn in operation.turns:
         collect(db, turn, operation.pinned, changes.removed)
 
 
 @apply.register
-def _put_image(operation: PutImage, db: Database, changes: Changes) -> None:
+def _put_image(operation: PutImage, db: Database, changes: GroupChanges) -> None:
     found = db.execute("SELECT number FROM turns WHERE id = %s", (operation.turn,)).fetchone()
     if found is None:
         changes.removed.images.append(operation.turn)
@@ -209,12 +209,12 @@ def _put_image(operation: PutImage, db: Database, changes: Changes) -> None:
 
 @apply.register(DropImages)
 @apply.register(Shrink)
-def _change_images(operation: DropImages | Shrink, db: Database, changes: Changes) -> None:
+def _change_images(operation: DropImages | Shrink, db: Database, changes: GroupChanges) -> None:
     changes.images.append(operation)
 
 
 @apply.register
-def _put_document(operation: StoreDocument, db: Database, changes: Changes) -> None:
+def _put_document(operation: StoreDocument, db: Database, changes: GroupChanges) -> None:
     db.execute(
         "INSERT INTO documents (key, updated, data) VALUES (%b, %s, %b) ON CONFLICT (key) DO UPDATE "
         "SET updated = excluded.updated, data = excluded.data",
@@ -223,7 +223,7 @@ def _put_document(operation: StoreDocument, db: Database, changes: Changes) -> N
 
 
 @apply.register
-def _delete_documents(operation: RemoveDocuments, db: Database, changes: Changes) -> None:
+def _delete_documents(operation: RemoveDocuments, db: Database, changes: GroupChanges) -> None:
     if not operation.damaged:  # none is here
         wanted = [encoded(key) for key in operation.keys]
         removed = db.execute("DELETE FROM documents WHERE key = ANY(%b)", (wanted,))
@@ -231,13 +231,13 @@ def _delete_documents(operation: RemoveDocuments, db: Database, changes: Changes
 
 
 @apply.register
-def _put_model(operation: PutModel, db: Database, changes: Changes) -> None:
+def _put_model(operation: PutModel, db: Database, changes: GroupChanges) -> None:
     values = id_of_model(operation.fingerprint), operation.fingerprint, operation.vocabulary
     db.execute(_PUT_MODEL, values)
 
 
 @apply.register
-def _stamp(operation: Stamp, db: Database, changes: Changes) -> None:
+def _stamp(operation: Stamp, db: Database, changes: GroupChanges) -> None:
     """Engines write to this database themselves."""
 
 

@@ -26,7 +26,7 @@ from rwkv_batch.state.entries import (
 )
 from rwkv_batch.state.log.protocol import Outcome
 from rwkv_batch.state.postgres import rows
-from rwkv_batch.state.postgres.changes import Changes, apply, conflict, lock_sessions
+from rwkv_batch.state.postgres.changes import GroupChanges, apply, conflict, lock_sessions
 from rwkv_batch.state.postgres.connection import Database, PostgresConnection
 from rwkv_batch.state.sql.tables import encoded
 
@@ -57,21 +57,21 @@ class _NotSimple(Exception):
 
 
 class Transactions:
-    """For the thread that commits. `image`: see Changes."""
+    """For the thread that commits. `image`: see GroupChanges."""
 
     def __init__(self, connection: PostgresConnection, image: Callable[[int], bytes | None]) -> None:
         self._connection, self._image = connection, image
         self._id = secrets.randbits(62)
         self._number = 0
         # Of the transaction of this number, once its commit has been asked for.
-        self._done: list[tuple[Outcome, Changes]] | None = None
+        self._done: list[tuple[Outcome, GroupChanges]] | None = None
 
-    def run(self, groups: Sequence[Sequence[Operation]]) -> list[tuple[Outcome, Changes]]:
+    def run(self, groups: Sequence[Sequence[Operation]]) -> list[tuple[Outcome, GroupChanges]]:
         """Carry out all groups. Raises StoreError, and then none of them is carried out."""
         self._number += 1
         self._done = None
 
-        def transaction(db: Database) -> list[tuple[Outcome, Changes]]:
+        def transaction(db: Database) -> list[tuple[Outcome, GroupChanges]]:
             if self._done is not None and self._is_committed(db):
                 return self._done
             for attempt in range(ATTEMPTS):
@@ -88,18 +88,18 @@ class Transactions:
 
     def _carry_out(
         self, db: Database, groups: Sequence[Sequence[Operation]]
-    ) -> list[tuple[Outcome, Changes]]:
+    ) -> list[tuple[Outcome, GroupChanges]]:
         try:
             return self._append(db, groups)
         except (_NotSimple, errors.UniqueViolation):
             pass
-        done: list[tuple[Outcome, Changes]] = []
+        done: list[tuple[Outcome, GroupChanges]] = []
         try:
             db.execute("BEGIN")
             db.execute(_MARK, (self._id, self._number))
             lock_sessions(db, groups)
             for operations in groups:
-                changes = Changes(self._image)
+                changes = GroupChanges(self._image)
                 done.append((_apply_apart(db, operations, changes), changes))
             self._done = done
             db.execute("COMMIT")
@@ -108,10 +108,12 @@ class Transactions:
             raise
         return done
 
-    def _append(self, db: Database, groups: Sequence[Sequence[Operation]]) -> list[tuple[Outcome, Changes]]:
+    def _append(
+        self, db: Database, groups: Sequence[Sequence[Operation]]
+    ) -> list[tuple[Outcome, GroupChanges]]:
         """Store turns that go on where their sessions end. Raises _NotSimple, and then nothing is done."""
         turns, sessions = _simple(groups)
-        done: list[tuple[Outcome, Changes]] = [(Removed(), Changes(self._image)) for _ in groups]
+        done: list[tuple[Outcome, GroupChanges]] = [(Removed(), GroupChanges(self._image)) for _ in groups]
         try:
             with db.pipeline() as pipeline:
                 db.execute("BEGIN")
@@ -162,7 +164,7 @@ def _simple(groups: Sequence[Sequence[Operation]]) -> tuple[list[PutTurn], list[
     return turns, sessions
 
 
-def _apply_apart(db: Database, operations: Sequence[Operation], changes: Changes) -> Outcome:
+def _apply_apart(db: Database, operations: Sequence[Operation], changes: GroupChanges) -> Outcome:
     """Carry out the operations, or none of them if they are refused."""
     db.execute("SAVEPOINT apart")
     try:

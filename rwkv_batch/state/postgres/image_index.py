@@ -76,7 +76,12 @@ class ImageIndex:
         self._rows(
             "INSERT OR REPLACE INTO images (turn, model, saves, tokens, size, used) "
             "VALUES (?, ?, ?, ?, ?, ?)",
-            *(image.turn, image.model, image.saves, image.tokens, image.size, image.used),
+            image.turn,
+            image.model,
+            image.saves,
+            image.tokens,
+            image.size,
+            image.used,
         )
 
     def drop(self, turns: Iterable[int]) -> list[int]:

@@ -136,10 +136,10 @@ def as_turn(row: Sequence[Any]) -> Turn:
     """Of the columns of TURN. Raises RowDamaged."""
     id_, parent, number, start, prompt, completion, created, model, digest, request = row
     try:
-        tokens = unpack(bytes(prompt)), unpack(bytes(completion))
+        asked, said = unpack(bytes(prompt)), unpack(bytes(completion))
     except ValueError as error:
         raise RowDamaged("A part of the session is stored damaged.") from error
-    return Turn(id_, parent, number, start, *tokens, created, model, bytes(digest), bytes(request or b""))
+    return Turn(id_, parent, number, start, asked, said, created, model, bytes(digest), bytes(request or b""))
 
 
 def turn_columns(turn: Turn) -> tuple[Any, ...]:

@@ -34,7 +34,7 @@ from rwkv_batch.state.log import turn_ids
 from rwkv_batch.state.log.protocol import CommitQueue, Committed, Outcome
 from rwkv_batch.state.log.writer import Writer
 from rwkv_batch.state.postgres import rows, schema
-from rwkv_batch.state.postgres.changes import Changes
+from rwkv_batch.state.postgres.changes import GroupChanges
 from rwkv_batch.state.postgres.committing import Transactions
 from rwkv_batch.state.postgres.connection import (
     STOPPED_MS,
@@ -218,7 +218,7 @@ class PostgresStore:
     def _ask(self, question: Callable[[Database], T]) -> T:
         return self._reader.run(question)
 
-    def _change_images(self, removed: Removed, changes: Changes) -> None:
+    def _change_images(self, removed: Removed, changes: GroupChanges) -> None:
         """Of a group that is committed."""
         removed.images += self.index.drop(removed.turns)
         for operation in changes.images:

@@ -2,7 +2,6 @@
 """The server's command line: flags become one frozen configuration, which the supervisor runs."""
 
 import argparse
-import logging
 import socket
 import sys
 from dataclasses import fields
@@ -11,10 +10,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rwkv_batch import __version__
+from rwkv_batch.audit import AuditError, AuditLog
 from rwkv_batch.config import (
     MODEL_NAME,
     EngineConfig,
     FrontendConfig,
+    LogFormat,
     ProcessConfig,
     ServerConfig,
     WeightsName,
@@ -24,6 +25,10 @@ from rwkv_batch.config import (
     without_adapter,
 )
 from rwkv_batch.flags import finite, glossary, not_understood, number, number_or_auto, port
+from rwkv_batch.keys.ledger import Ledger, limits_file
+from rwkv_batch.keys.records import Keyring, KeysError
+from rwkv_batch.keys.usage import UsageStore, usage_file
+from rwkv_batch.logs import begin_logging
 from rwkv_batch.ops.cuda.context import count_gpus
 from rwkv_batch.processes.streams import keep_streams
 from rwkv_batch.supervisor import Supervisor, refuse
@@ -38,8 +43,22 @@ def main(argv: list[str]) -> int:
     keep_streams()
     if (folder := config.frontend.models) is not None and not Path(folder).is_dir():
         return refuse(f"--models {folder} is no folder; name one from which routes may load files")
-    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s supervisor: %(message)s")
+    try:
+        if config.frontend.keys is not None:
+            check_keys(config.frontend.keys)
+        if config.frontend.audit_log is not None:
+            AuditLog(config.frontend.audit_log).close()
+    except (KeysError, AuditError) as error:
+        return refuse(str(error))
+    begin_logging(config.log_level, config.log_format, "supervisor")
     return Supervisor(config).run()
+
+
+def check_keys(path: str) -> None:
+    """Raises KeysError if the file of keys, or one that belongs to it, cannot be used."""
+    Keyring(path)
+    UsageStore(usage_file(path)).close()
+    Ledger(limits_file(path)).close()
 
 
 def parse(argv: list[str]) -> ServerConfig:
@@ -80,6 +99,7 @@ def parse(argv: list[str]) -> ServerConfig:
         frontends=options.frontends,
         drain_seconds=options.drain_seconds,
         log_level=options.log_level,
+        log_format=options.log_format,
     )
 
 
@@ -182,6 +202,18 @@ def command_line() -> argparse.ArgumentParser:
         "--metrics-password",
         metavar="W",
         help="asked for in place of --password on /metrics and /stats (default: none)",
+    )
+    flag(
+        "--keys",
+        metavar="FILE",
+        help="keys of clients with limits of their own, made by python -m rwkv_batch.keys; taken beside "
+        "--password, which sees what belongs to all (default: none)",
+    )
+    flag(
+        "--audit-log",
+        metavar="FILE",
+        help="note each request that runs there, with hashes of its texts and of the line before; "
+        "python -m rwkv_batch.audit verifies it (default: none)",
     )
     flag(
         "--models",
@@ -348,6 +380,11 @@ def command_line() -> argparse.ArgumentParser:
         type=str.upper,
         choices=("DEBUG", "INFO", "WARNING", "ERROR"),
         help="of what is logged; no prompt, text or password is (default %(default)s)",
+    )
+    flag(
+        "--log-format",
+        choices=get_args(LogFormat),
+        help="lines of text, or of JSON with key, tokens and times of each request (default %(default)s)",
     )
     return parser
 

@@ -17,6 +17,7 @@ from routes.http.connections import Connections
 from routes.http.frontend import Frontend
 from rwkv_batch.chat.checkpoints import settings_for
 from rwkv_batch.config import FrontendConfig, file_name
+from rwkv_batch.logs import begin_logging
 from rwkv_batch.wire.client import Client, Wire
 from rwkv_batch.wire.host.engines import Engines
 from rwkv_batch.wire.host.turns import ChangeTurns
@@ -40,7 +41,7 @@ def run(config: FrontendConfig, name: str, addresses: Sequence[str], control: Co
     # before any thread, which inherits it
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     cores = use_few_cores()
-    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")
+    begin_logging(config.log_level, config.log_format)
     for library in ("robyn", "actix_server", "actix_web", "actix_http", "asyncio", "tracing"):
         logging.getLogger(library).setLevel(logging.WARNING)
     front = Frontend(config, wire_to(addresses, name, config, control))
@@ -114,9 +115,9 @@ def _receive(front: Frontend, control: Connection, config: FrontendConfig) -> No
                         log.info("chat template of %s: %s (--chat-template chooses)", info.model, template)
                 front.serve(serving.models)
                 front.readiness.serves(message.engine)
-                front.loading = serving.loading
+                front.shared.loading = serving.loading
             case Restarts():
-                front.restarts = message
+                front.shared.restarts = message
             case EngineLost(engine=engine):
                 front.engine_lost(engine)
             case Stalled(engine=engine, seconds=seconds):
@@ -130,6 +131,7 @@ def _receive(front: Frontend, control: Connection, config: FrontendConfig) -> No
 def _drain(front: Frontend, seconds: float) -> None:
     front.drain(seconds)
     time.sleep(FLUSH_SECONDS)
+    front.close()
     logging.shutdown()
     os._exit(0)
 
@@ -145,5 +147,5 @@ def _tick(front: Frontend) -> None:
     while True:
         time.sleep(TICK)
         get_version()
-        front.close_abandoned()
+        front.tick()
         connections.make_room(waiting=front.busy)

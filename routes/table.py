@@ -12,8 +12,10 @@ from robyn.robyn import HttpMethod
 from routes.anthropic import messages
 from routes.anthropic import models as anthropic_models
 from routes.anthropic.models import for_anthropic
+from routes.callers.caller import Caller
 from routes.chat.handlers import chats, generates
 from routes.guard.reads import Guard
+from routes.http.access import demand_access
 from routes.http.counts import OTHER
 from routes.http.direct import send_directly
 from routes.http.errors import (
@@ -28,7 +30,7 @@ from routes.http.errors import (
 from routes.http.exchange import (
     HttpRequest,
     HttpResponse,
-    demand_password,
+    audit_entry,
     error_response,
     html_response,
     json_response,
@@ -49,6 +51,7 @@ from routes.native import (
     sessions,
     start_states,
     state,
+    usage,
 )
 from routes.ollama import models as ollama_models
 from routes.ollama import prepare as ollama
@@ -110,8 +113,8 @@ async def docs(front: Frontend, http: HttpRequest) -> HttpResponse:
 
 
 def _described(front: Frontend, http: HttpRequest) -> Json:
-    demand_password(front.settings.password, http)
-    return _document(front.settings.password is not None, front.settings.protect_translate)
+    demand_access(front, http)
+    return _document(front.guarded, front.settings.protect_translate)
 
 
 @cache
@@ -168,6 +171,7 @@ ROUTES = (
     Route("POST",       "/v1/server/stop",                      native_shape, requests.stop),
     Route("POST",       "/v1/server/pause",                     native_shape, requests.pause),
     Route("POST",       "/v1/server/resume",                    native_shape, requests.resume),
+    Route("GET",        "/v1/usage",                            openai_shape, usage.usage),
     Route("GET",        "/openapi.json",                        native_shape, openapi),
     Route("GET",        "/docs",                                native_shape, docs),
     Route("POST",       "/v1/tokens/count",                     native_shape, tokenizer.count),
@@ -254,11 +258,20 @@ def _endpoint(
 ) -> Callable[[Request], Awaitable[HttpResponse]]:
     async def endpoint(request: Request) -> HttpResponse:
         http = HttpRequest.from_robyn(request, front.settings.max_body, shape)
-        http.count = partial(front.answered.add, path or _label_of(http.path), http.method)
-        reply = await _reply(front, http, handler)
+        http.caller = Caller(hashes=front.audit is not None)
+        seen = front.seen_by(http.caller) if front.metered else front
+        http.count = partial(_answered, front, http, path or _label_of(http.path))
+        reply = await _reply(seen, http, handler)
         return await send_directly(guard, http, reply) if http.note.old else reply
 
     return endpoint
+
+
+def _answered(front: Frontend, http: HttpRequest, path: str, status: int) -> None:
+    """Count a request whose reply has been made, and note it in the audit log."""
+    front.shared.answered.add(path, http.method, status)
+    if front.audit and http.caller.served.model:
+        front.audit.add(audit_entry(http, status))
 
 
 async def _reply(front: Frontend, http: HttpRequest, handler: Handler) -> HttpResponse:

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
+LogFormat = Literal["text", "json"]
 SamplerName = Literal["own", "flashinfer"]
 MoleRouter = Literal["topk0", "shared"]
 BackendName = Literal["auto", "torch", "portable"]
@@ -22,6 +23,7 @@ class ProcessConfig:
     """What every process of the server has."""
 
     log_level: str = "INFO"
+    log_format: LogFormat = "text"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +147,8 @@ class FrontendConfig(ProcessConfig):
     password: str | None = None  # None: everything is open
     admin_password: str | None = None  # for routes that load files; None: these are open to this machine
     metrics_password: str | None = None  # for /metrics and /stats; None: they take `password`
+    keys: str | None = None  # the file of keys, which are taken beside the password; None: there are none
+    audit_log: str | None = None  # the file in which requests are noted, chained by hashes; None: in none
     models: str | None = None  # the folder of files that routes may load; None: they load none
     page: bool = True  # whether browsers get a page at /
     protect_translate: bool = False  # whether the password guards translation too

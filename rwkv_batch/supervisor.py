@@ -12,10 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig, is_url, on_each
+from rwkv_batch.logs import begin_logging
 from rwkv_batch.ops.compiled.bytecode import keep_bytecode
 from rwkv_batch.ops.cuda.context import prepare_context
 from rwkv_batch.ops.torch_libraries import loading_libraries
@@ -91,8 +93,9 @@ def run_frontend(
     run(config, name, addresses, control)
 
 
-def run_database(path: str, address: str, first: bool, control: Connection) -> None:
+def run_database(log_format: str, path: str, address: str, first: bool, control: Connection) -> None:
     keep_streams()
+    begin_logging("INFO", log_format, "database")
     from rwkv_batch.state.host.service import DatabaseService, serve
 
     serve(DatabaseService(path, address, first), control)
@@ -157,7 +160,10 @@ class Supervisor:
             return refuse(str(error))
 
     def _run_in(self, folder: Path) -> int:
-        self._folder, self._databases = folder, Databases(folder, run_database)
+        self._folder, self._databases = (
+            folder,
+            Databases(folder, partial(run_database, self._config.log_format)),
+        )
         devices = self._config.devices
         for number, configs in enumerate(on_each(self._config.engines, devices, folder)):
             name, socket_ = (
@@ -450,8 +456,10 @@ class Supervisor:
 
 def describe(models: list[EngineInfo], frontend: FrontendConfig, engines: int = 1) -> str:
     """What is served, where, and a command that is answered at once; between blank lines."""
-    access = "no password" if frontend.password is None else "password on every route"
-    if frontend.password is not None and not frontend.protect_translate:
+    secret = "password" if frontend.keys is None else "key"
+    guarded = frontend.password is not None or frontend.keys is not None
+    access = f"{secret} on every route" if guarded else "no password"
+    if guarded and not frontend.protect_translate:
         access += " but /translate, which is open (--protect-translate closes it)"
     where = f" in {engines} engines" if engines > 1 else ""
     served = [
@@ -461,7 +469,7 @@ def describe(models: list[EngineInfo], frontend: FrontendConfig, engines: int = 
     ]
     url = _url(frontend.host, frontend.port)
     here = _url(_here(frontend.host), frontend.port)
-    key = "" if frontend.password is None else " -H 'Authorization: Bearer PASSWORD'"
+    key = f" -H 'Authorization: Bearer {secret.upper()}'" if guarded else ""
     chat = '{"messages": [{"role": "user", "content": "Hello!"}]}'
     page = [f"  page        {here}/"] if frontend.page else []
     lines = [

@@ -4,8 +4,9 @@ import ipaddress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from routes.http.access import authorized_json, demand_password
 from routes.http.errors import ApiError, Json
-from routes.http.exchange import HttpRequest, authorized_json
+from routes.http.exchange import HttpRequest
 from routes.http.frontend import Frontend
 
 
@@ -16,8 +17,13 @@ def admin_json(front: Frontend, http: HttpRequest) -> Json:
     """
     password = front.settings.admin_password
     if password is not None:
-        return authorized_json(password, http, flag="--admin-password")
-    fields = authorized_json(front.settings.password, http)
+        fields, problem = http.json if http.body else ({}, None)
+        demand_password(password, http, fields, "--admin-password")
+        if problem:
+            raise problem
+        return fields
+    fields = authorized_json(front, http)
+    http.caller.demand_operator()
     if not _is_local(http):
         raise ApiError(
             403,

@@ -34,7 +34,7 @@ class HttpCounts:
         self._counter.labels(route, method if method in METHODS else OTHER, str(status)).inc()
 
     def of_all(self) -> list[Metric]:
-        """What all front ends have counted since the server began."""
+        """What all front ends have counted since the server began, of keys too."""
         collector: Collector = MultiProcessCollector(None)  # type: ignore[no-untyped-call]
         return list(collector.collect())
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from routes.errors import ApiError as ApiError
+
 CODES = {
     401: "invalid_api_key",
     413: "request_too_large",
@@ -14,14 +16,6 @@ TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_e
 ANTHROPIC_TYPES = TYPES | {403: "permission_error", 413: "request_too_large", 503: "overloaded_error"}
 
 Json = dict[str, Any]  # a JSON object
-
-
-class ApiError(Exception):
-    """A request that cannot be served. `message` is one sentence that names the thing and the way out."""
-
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
 
 
 ErrorShape = Callable[[ApiError], Json]

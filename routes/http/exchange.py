@@ -1,26 +1,23 @@
-"""HTTP requests and responses of all routes: ids, passwords, CORS, JSON, the access log.
+"""HTTP requests and responses of all routes: ids, CORS, JSON, the access log."""
 
-One password guards every route. It is sent as Bearer token, as `x-api-key`, in the JSON body, or in the URL.
-"""
-
-import hmac
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from urllib.parse import quote, unquote, unquote_plus
+from functools import cached_property, partial
+from urllib.parse import quote, unquote_plus
 
 import msgspec
 from robyn import Headers, Request, Response, StreamingResponse
 
+from routes.callers.caller import Caller
 from routes.guard.inbound import NOTE, Note
 from routes.http.body import parse
 from routes.http.contents import decode, read_form
 from routes.http.errors import ApiError, ErrorShape, Json, anthropic_shape
 from routes.http.open_lists import as_header
-from routes.http.replies import encode_json
+from routes.http.replies import encode_json, timestamp
 from routes.http.stream import JobStream
 
 CORS = {
@@ -28,7 +25,9 @@ CORS = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
     "Access-Control-Allow-Headers": "Content-Type, Authorization",
     "Access-Control-Expose-Headers": "x-request-id, x-model-fingerprint, x-ignored, retry-after, "
-    "content-disposition",
+    "content-disposition, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
+    "x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, "
+    "x-ratelimit-reset-tokens",
 }
 RETRY_AFTER = {429: "1", 503: "2"}  # seconds
 MAX_ID = 128
@@ -56,6 +55,7 @@ class HttpRequest:
     fingerprint: str = ""  # of the model that has answered
     ignored: Sequence[str] = ()  # members of lists of the body that are left out
     count: Callable[[int], None] = lambda status: None  # is called once, with the status of the response
+    caller: Caller = field(default_factory=Caller)
 
     @classmethod
     def from_robyn(cls, request: Request, max_body: int, shape: ErrorShape) -> "HttpRequest":
@@ -112,53 +112,6 @@ class HttpRequest:
             raise ApiError(400, f"The parameter {name} of the URL is not percent-encoded UTF-8.") from None
 
 
-def authorized(
-    password: str | None, http: HttpRequest, body: Json | None = None, more: Iterable[bytes] = ()
-) -> bool:
-    """Whether `http` or its JSON body carries the password, or none is set. `more`: what else may be it."""
-    if password is None:
-        return True
-    given = (*_passwords(http, body), *more)
-    matches = [hmac.compare_digest(each, password.encode()) for each in given]
-    return any(matches)
-
-
-def demand_password(
-    password: str | None, http: HttpRequest, body: Json | None = None, flag: str = ""
-) -> None:
-    """Raises ApiError 401 unless `http` or its JSON body carries the password; `flag`: of which it is."""
-    if not authorized(password, http, body):
-        raise ApiError(
-            401, "Unauthorized: invalid or missing password" + (f", that of {flag}" if flag else "")
-        )
-
-
-def authorized_json(password: str | None, http: HttpRequest, required: bool = False, flag: str = "") -> Json:
-    """The JSON body of `http`; without `required`, a missing body is an empty object.
-
-    Raises ApiError, first of all a 401.
-    """
-    fields, problem = http.json if http.body or required else ({}, None)
-    demand_password(password, http, fields, flag)
-    if problem:
-        raise problem
-    return fields
-
-
-def _passwords(http: HttpRequest, body: Json | None) -> Iterator[bytes]:
-    header = http.headers.get("authorization") or ""
-    if header.startswith("Bearer "):
-        yield header.removeprefix("Bearer ").strip().encode()
-    if key := http.headers.get("x-api-key"):
-        yield key.encode()
-    if body and isinstance(body.get("password"), str):
-        yield body["password"].encode(errors="surrogatepass")  # a body is checked after its password
-    # What a person types into a URL and what a form sends differ in "+".
-    for text in http.query.get("password", []):
-        yield unquote(text).encode()
-        yield unquote_plus(text).encode()
-
-
 def json_response(
     http: HttpRequest,
     body: Mapping[str, object] | Sequence[Mapping[str, object]],
@@ -168,7 +121,7 @@ def json_response(
     """`body` as JSON with everything that each reply carries; also writes the access log."""
     headers = _headers(http) | {"Content-Type": "application/json"} | (extra or {})
     if status in RETRY_AFTER:
-        headers["retry-after"] = RETRY_AFTER[status]
+        headers.setdefault("retry-after", RETRY_AFTER[status])
     log_access(http, status)
     return Response(status, Headers(headers), encode_json(body))
 
@@ -250,20 +203,55 @@ def log_access(http: HttpRequest, status: int, outcome: str = "") -> None:
     http.count(status)
     milliseconds = (time.monotonic() - http.began) * 1000
     level = logging.DEBUG if http.path in PROBES else logging.INFO
+    key = f" key={http.caller.key.name}" if http.caller.key else ""
+    served = http.caller.served
+    if key and served.model:
+        key += f" tokens={served.prompt_tokens}+{served.completion_tokens}"
     log.log(
         level,
-        "%s %s %d %.0f ms %s%s",
+        "%s %s %d %.0f ms %s%s%s",
         http.method,
         http.path,
         status,
         milliseconds,
         http.id,
+        key,
         f" {outcome}" if outcome else "",
+        extra={"fields": partial(_fields, http, status, outcome)},
     )
+
+
+def audit_entry(http: HttpRequest, status: int) -> dict[str, object]:
+    """What the audit log keeps of a request that the engine has got."""
+    return _fields(http, status) | {"time": timestamp()} | http.caller.served.hashes()
+
+
+def _fields(http: HttpRequest, status: int, outcome: str = "") -> dict[str, object]:
+    """A request, for programs; times in milliseconds."""
+    caller, served = http.caller, http.caller.served
+    fields: dict[str, object] = {
+        "id": http.id,
+        "method": http.method,
+        "path": http.path,
+        "status": status,
+        "ms": round((time.monotonic() - http.began) * 1000, 1),
+        "key": caller.key.name if caller.key else None,
+    }
+    if served.model:
+        fields |= {
+            "model": served.model,
+            "fingerprint": http.fingerprint,
+            "rows": served.rows,
+            "prompt_tokens": served.prompt_tokens,
+            "cached_tokens": served.cached_tokens,
+            "completion_tokens": served.completion_tokens,
+            "first_token_ms": round((served.first - http.began) * 1000, 1) if served.first else None,
+        }
+    return fields | ({"outcome": outcome} if outcome else {})
 
 
 def _headers(http: HttpRequest) -> dict[str, str]:
     answered = {"x-model-fingerprint": http.fingerprint} if http.fingerprint else {}
     named = {"request-id": http.id} if http.shape is anthropic_shape else {}  # where its clients look for it
     left_out = {"x-ignored": as_header(http.ignored)} if http.ignored else {}
-    return CORS | {"x-request-id": http.id} | named | answered | left_out
+    return CORS | {"x-request-id": http.id} | named | answered | left_out | http.caller.headers

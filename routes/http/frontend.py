@@ -1,6 +1,7 @@
 """The state of a front end while it runs: the engine, the requests in flight, and whether it drains."""
 
 import asyncio
+import copy
 import threading
 import time
 import weakref
@@ -9,10 +10,14 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
+from routes.callers.caller import Caller, not_allowed
+from routes.callers.metering import Accounts
+from routes.callers.wire import CallerWire
 from routes.http.counts import HttpCounts
 from routes.http.errors import ApiError
 from routes.http.readiness import Readiness
 from routes.http.stream import JobStream, failure_status
+from rwkv_batch.audit import AuditLog
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import EngineGone, RequestFailed, RequestRejected, Wire
 from rwkv_batch.wire.commands import Command
@@ -29,36 +34,99 @@ CROWD = 32  # live streams from which on events are joined
 ABANDONED_AFTER = 60.0  # seconds in which a client reads nothing of its stream
 
 
-class Frontend:
-    """One per process. Handlers run on the event loop; other callers are threads."""
+class Shared:
+    """What all requests of a front end see the same."""
 
-    def __init__(self, settings: FrontendConfig, client: Wire) -> None:
-        self.settings, self.client = settings, client
+    def __init__(self) -> None:
         self.models: dict[str, EngineInfo] = {}  # by name, the default one first; none until they are ready
         self.loading: list[Loading] = []  # models that will be served beside these, or in place of some
         self.draining = False
-        self.readiness = Readiness()
         self.restarts = Restarts()  # of the server's processes
         self.answered = HttpCounts()
         self.started = int(time.time())
-        self._live = 0
-        self._changed = threading.Condition()
-        self._streams: weakref.WeakSet[JobStream] = weakref.WeakSet()
+        self.live = 0  # requests
+        self.changed = threading.Condition()
+        self.streams: weakref.WeakSet[JobStream] = weakref.WeakSet()
+
+
+class Frontend:
+    """One per process. Handlers run on the event loop; other callers are threads.
+
+    Where requests are counted or logged in detail, a handler gets one of its own (`seen_by`), whose `client`
+    and `models` are those that its caller may use.
+    """
+
+    def __init__(self, settings: FrontendConfig, client: Wire) -> None:
+        """Raises KeysError, AuditError."""
+        self.settings, self.client = settings, client
+        self.shared = Shared()
+        self.readiness = Readiness()
+        self.accounts = Accounts(settings.keys) if settings.keys else None
+        self.audit = AuditLog(settings.audit_log) if settings.audit_log else None
+        self._caller: Caller | None = None
+
+    def seen_by(self, caller: Caller) -> "Frontend":
+        """The front end for one request."""
+        view = copy.copy(self)
+        view.client, view._caller = CallerWire(self.client, caller, self.accounts), caller
+        return view
+
+    @property
+    def metered(self) -> bool:
+        """Whether handlers get a front end of their own."""
+        return bool(self.accounts or self.audit) or self.settings.log_format == "json"
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a password or a key is needed."""
+        return self.settings.password is not None or self.accounts is not None
+
+    @property
+    def models(self) -> dict[str, EngineInfo]:
+        """By name, the default one first: those that may be used; none until they are ready."""
+        models, caller = self.shared.models, self._caller
+        if caller is None or caller.key is None or caller.key.models is None:
+            return models
+        return {name: info for name, info in models.items() if caller.may_use_model(name)}
+
+    @property
+    def loading(self) -> list[Loading]:
+        return self.shared.loading
+
+    @property
+    def restarts(self) -> Restarts:
+        return self.shared.restarts
+
+    @property
+    def started(self) -> int:
+        return self.shared.started
+
+    def may_use_adapter(self, name: str) -> bool:
+        return self._caller is None or self._caller.may_use_adapter(name)
+
+    def refuse_hidden(self, name: str) -> None:
+        """Raises ApiError 403 for a model that is served, but not to this caller."""
+        if any(name == each or name.startswith((f"{each} ", f"{each}:")) for each in self.shared.models):
+            raise not_allowed(f"use the model {name[:200]}")
+
+    @property
+    def draining(self) -> bool:
+        return self.shared.draining
 
     @property
     def status(self) -> str:
-        return "draining" if self.draining else "ready" if self.models else "loading"
+        return "draining" if self.draining else "ready" if self.shared.models else "loading"
 
     def serve(self, models: list[EngineInfo]) -> None:
         """These are served from now on, the default one first."""
-        self.models = {info.model: info for info in models}
+        self.shared.models = {info.model: info for info in models}
 
     @property
     def readiness_now(self) -> tuple[str, str]:
         """Whether a request would be answered now: "ready", or another state and the reason, one sentence."""
         if self.draining:
             return "draining", SHUT_DOWN
-        if not self.models:
+        if not self.shared.models:
             return "loading", ENGINE_LOST if self.restarts.engine else LOADING
         if silent := self.readiness.silent:
             return "stalled", f"The engine has made no step for {silent:.0f} s."
@@ -69,24 +137,40 @@ class Frontend:
         models = self.models
         if self.draining:
             raise ApiError(503, SHUT_DOWN)
+        if not models and self.shared.models:
+            raise not_allowed("use any of the models that are served")
         if not models:
             raise ApiError(503, LOADING)
         return next(iter(models.values()))
 
+    def tick(self) -> None:
+        """Called ten times a second."""
+        self.close_abandoned()
+        if self.accounts:
+            self.accounts.tick()
+
+    def close(self) -> None:
+        """Write what has been counted, when no request runs any more."""
+        if self.accounts:
+            self.accounts.write()
+        if self.audit:
+            self.audit.close()
+
     def enter(self) -> None:
         """A request goes to the engine. Raises ApiError 503 when too many are in flight."""
-        with self._changed:
-            if self._live >= self.settings.max_streams:
+        with self.shared.changed:
+            if self.shared.live >= self.settings.max_streams:
                 raise ApiError(
-                    503, f"{self._live} requests are being answered and no more fit; try again in a moment."
+                    503,
+                    f"{self.shared.live} requests are being answered and no more fit; try again in a moment.",
                 )
-            self._live += 1
+            self.shared.live += 1
 
     def leave(self) -> None:
         """Called once for each `enter`."""
-        with self._changed:
-            self._live -= 1
-            self._changed.notify_all()
+        with self.shared.changed:
+            self.shared.live -= 1
+            self.shared.changed.notify_all()
 
     async def ask(self, command: Command, within: float | None = None) -> CommandReply:
         """Have the engine carry out `command`, within so many seconds. Raises ApiError."""
@@ -103,7 +187,9 @@ class Frontend:
 
     def status_of(self, error: RequestRejected | RequestFailed) -> int:
         """The HTTP status for what the engine has rejected or failed."""
-        return failure_status(error, engine_lives=bool(self.models) and not isinstance(error, EngineGone))
+        return failure_status(
+            error, engine_lives=bool(self.shared.models) and not isinstance(error, EngineGone)
+        )
 
     async def ask_each(self, command: Command) -> AsyncIterator[tuple[EngineInfo, CommandReply]]:
         """What every model answers, the default one first; without those that are removed meanwhile.
@@ -122,19 +208,19 @@ class Frontend:
     @property
     def busy(self) -> bool:
         """Whether a request is with the engine."""
-        return self._live > 0
+        return self.shared.live > 0
 
     def crowded(self) -> bool:
-        return self._live >= CROWD
+        return self.shared.live >= CROWD
 
     def watch(self, stream: JobStream) -> None:
         """Close `stream` once its client reads nothing for ABANDONED_AFTER seconds."""
-        with self._changed:
-            self._streams.add(stream)
+        with self.shared.changed:
+            self.shared.streams.add(stream)
 
     def close_abandoned(self) -> None:
-        with self._changed:
-            streams = list(self._streams)
+        with self.shared.changed:
+            streams = list(self.shared.streams)
         for stream in streams:
             if stream.idle() > ABANDONED_AFTER:
                 stream.close("client stopped taking")
@@ -144,16 +230,16 @@ class Frontend:
         self.readiness.lost(engine)
         left = self.client.lose(engine, ENGINE_LOST)
         self.serve(left.models if left else [])
-        self.loading = left.loading if left else []
+        self.shared.loading = left.loading if left else []
         if not left:
             self.client.fail_all(ENGINE_LOST)
 
     def drain(self, seconds: float) -> None:
         """Take no more requests; return when none is live, or after `seconds`."""
-        self.draining = True
+        self.shared.draining = True
         for message, patience in ((None, seconds), (SHUT_DOWN, CUT_OFF_WITHIN)):
             if message:
                 self.client.fail_all(message)
-            with self._changed:
-                if self._changed.wait_for(lambda: self._live == 0, patience):
+            with self.shared.changed:
+                if self.shared.changed.wait_for(lambda: self.shared.live == 0, patience):
                     return

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from routes.http.access import authorized_json
 from routes.http.adapters import choose_adapter
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import (
     HttpRequest,
     HttpResponse,
-    authorized_json,
     json_response,
     log_access,
     stream_response,
@@ -58,7 +58,7 @@ async def generate(
 
     `is_chat`: whether a body is rendered as a chat, as a start state may say.
     """
-    fields = authorized_json(front.settings.password, http, required=True)
+    fields = authorized_json(front, http, required=True)
     return await generate_from(front, http, with_session_header(http, fields), prepare, is_chat)
 
 
@@ -136,7 +136,7 @@ async def run(
         job = reply.begin(front.client, request)
         undo.callback(job.cancel)
         try:
-            if not front.models:  # lost before the submission: it did not fail with the other jobs
+            if not front.shared.models:  # lost before the submission: it did not fail with the other jobs
                 raise RequestFailed(ENGINE_LOST)
             await asyncio.wait_for(job.accepted(), ACCEPTED_WITHIN)
             http.fingerprint = job.acceptance.fingerprint

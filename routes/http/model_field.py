@@ -41,6 +41,7 @@ async def read_model(front: Frontend, http: HttpRequest, fields: Json) -> Named:
         return found
     if asked in LABELS:
         return Named(default)
+    front.refuse_hidden(asked)
     if front.settings.models:  # one may have been loaded of which this front end does not know yet
         front.serve((await front.ask(ListModels(uuid4().hex))).models)
         if found := _find(asked, front.models):

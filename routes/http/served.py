@@ -3,8 +3,9 @@
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from routes.http.access import demand_access
 from routes.http.errors import ApiError
-from routes.http.exchange import HttpRequest, demand_password
+from routes.http.exchange import HttpRequest
 from routes.http.frontend import Frontend
 from routes.http.model_field import LABEL
 from routes.http.start_states import is_member
@@ -24,14 +25,18 @@ class Served(NamedTuple):
 
 async def list_served(front: Frontend, http: HttpRequest) -> list[Served]:
     """The default model first. Raises ApiError, first of all a 401."""
-    demand_password(front.settings.password, http)
+    demand_access(front, http)
     front.ready_engine()
     found: list[Served] = []
     states = {model.model: reply.start_states async for model, reply in front.ask_each(ListStartStates(""))}
     async for model, reply in front.ask_each(ListAdapters("")):
         name = model.model
         found.append(Served(name, model, model.fingerprint, front.started))
-        found += [Served(f"{name}:{a.name}", model, a.digest, a.created, True) for a in reply.adapters]
+        found += [
+            Served(f"{name}:{a.name}", model, a.digest, a.created, True)
+            for a in reply.adapters
+            if front.may_use_adapter(a.name)
+        ]
         found += [
             Served(f"{name} {s.name}", model, s.digest.hex(), s.created)
             for s in states.get(name, [])

@@ -11,10 +11,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from robyn import Response
 
+from routes.http.access import authorized_json
 from routes.http.adapters import adapters_of, missing
 from routes.http.admin import admin_json, checkpoint_inside
 from routes.http.errors import ApiError, Json
-from routes.http.exchange import HttpRequest, authorized_json, json_response, text_response
+from routes.http.exchange import HttpRequest, json_response, text_response
 from routes.http.frontend import Frontend
 from routes.http.model_field import read_model
 from routes.http.schemas import MAX_SESSION_ID, RequestBody
@@ -98,7 +99,7 @@ async def unload_lora(front: Frontend, http: HttpRequest) -> Response:
 
 async def list_(front: Frontend, http: HttpRequest) -> Response:
     """GET /v1/adapters. Raises ApiError."""
-    authorized_json(front.settings.password, http)
+    authorized_json(front, http)
     model = await _model(front, http, {"model": http.parameter("model")})
     found = await adapters_of(front, model)
     listed: ListedAdapters = {"object": "list", "data": [_to_json(info) for info in found]}

@@ -14,7 +14,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from robyn import Response
 
-from routes.http.exchange import HttpRequest, demand_password, json_response, text_response
+from routes.http.access import demand_operator, demand_password
+from routes.http.exchange import HttpRequest, json_response, text_response
 from routes.http.frontend import Frontend
 from routes.native.shapes import ServerStats
 from rwkv_batch import __version__
@@ -105,11 +106,11 @@ class _Collected(Collector):
 
 
 def _authorize(front: Frontend, http: HttpRequest) -> None:
-    """--metrics-password if there is one, else --password. Raises ApiError 401."""
+    """--metrics-password if there is one, else --password or an admin's key. Raises ApiError 401, 403."""
     if (own := front.settings.metrics_password) is None:
-        demand_password(front.settings.password, http)
+        demand_operator(front, http)
     else:
-        demand_password(own, http, flag="--metrics-password")
+        demand_password(own, http, None, "--metrics-password")
 
 
 def _of_host(found: Iterable[Series]) -> dict[tuple[str, ...], list[list[float]]]:
@@ -131,7 +132,7 @@ def _up(series: list[Series], engines: int) -> list[Series]:
 
 
 def _of_server(front: Frontend, engines_up: list[Series]) -> Iterator[Metric]:
-    yield from front.answered.of_all()
+    yield from front.shared.answered.of_all()
     restarts, up = _metric("restarts"), _metric("engine_up")
     _add(restarts, Series("restarts", ["engine"], [front.restarts.engine]))
     _add(restarts, Series("restarts", ["frontend"], [front.restarts.frontend]))

@@ -14,14 +14,22 @@ from msgspec.structs import replace
 from pydantic import AliasChoices, Field
 from robyn import Response
 
+from routes.http.access import authorized, authorized_json
 from routes.http.errors import ApiError, Json
-from routes.http.exchange import HttpRequest, HttpResponse, authorized, authorized_json, json_response
+from routes.http.exchange import HttpRequest, HttpResponse, json_response
 from routes.http.frontend import ANSWERED_WITHIN, Frontend
 from routes.http.generate import Prepared, run
 from routes.http.schemas import RequestBody
 from routes.native.batch import NativeReply
 from routes.native.schemas import StoredId, Whole
-from routes.native.shapes import ListedRequest, PausedNow, PausedRequest, ServerStatus, StoppedRequest
+from routes.native.shapes import (
+    ListedRequest,
+    PausedNow,
+    PausedRequest,
+    ServerStatus,
+    StoppedRequest,
+    owner_of,
+)
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
 from rwkv_batch.wire.codec import decode_paused
 from rwkv_batch.wire.commands import (
@@ -32,7 +40,7 @@ from rwkv_batch.wire.commands import (
     RemoveDocument,
     StopRequest,
 )
-from rwkv_batch.wire.protocol import RequestInfo, RowDelta
+from rwkv_batch.wire.protocol import RequestInfo, RowDelta, owner_and_name
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +83,12 @@ async def status(front: Frontend, http: HttpRequest) -> Response:
     """
     engine = front.ready_engine()
     body: ServerStatus = {"status": "running"}
-    if authorized(front.settings.password, http):
+    if authorized(front, http):
         active: list[ListedRequest] = []
         paused: list[PausedRequest] = []
         async for model, found in front.ask_each(ListRequests("")):
             active += [{**_to_json(request), "model": model.model} for request in found.requests]
-            paused += [{"request_id": request, "model": model.model} for request in found.paused]
+            paused += [_paused(stored, model.model) for stored in found.paused]
         body = {
             "status": "running",
             "models": list(front.models),
@@ -124,7 +132,7 @@ async def resume(front: Frontend, http: HttpRequest) -> HttpResponse:
 
     The request can be resumed until a reply has been sent to its end. Raises ApiError.
     """
-    body = authorized_json(front.settings.password, http, required=True)
+    body = authorized_json(front, http, required=True)
     body = {name: value for name, value in body.items() if value != ""}
     if not (body.get("request_id") or body.get("session_id")):
         raise ApiError(400, "Missing request_id", param="request_id")
@@ -158,7 +166,7 @@ async def resume(front: Frontend, http: HttpRequest) -> HttpResponse:
 
 async def _named(front: Frontend, http: HttpRequest) -> str | None:
     """The request that the body names, or the only one. Raises ApiError."""
-    fields = RequestFields.from_json(authorized_json(front.settings.password, http))
+    fields = RequestFields.from_json(authorized_json(front, http))
     if fields.request_id:
         return fields.request_id
     running: list[RequestInfo] = []
@@ -168,13 +176,22 @@ async def _named(front: Frontend, http: HttpRequest) -> str | None:
         raise ApiError(
             400, f"{len(running)} requests are running; name one of them in request_id.", param="request_id"
         )
-    return running[0].name if running else None
+    return owner_and_name(running[0].name)[1] if running else None
+
+
+def _paused(stored: str, model: str) -> PausedRequest:
+    owner, name = owner_and_name(stored)
+    return {**owner_of(owner), "request_id": name, "model": model}
 
 
 def _to_json(request: RequestInfo) -> ListedRequest:
-    return {
-        "request_id": request.name,
+    owner, name = owner_and_name(request.name)
+    listed: ListedRequest = {
+        "request_id": name,
         "rows": request.rows,
         "generated_tokens": request.drawn,
         "max_tokens": request.max_tokens,
     }
+    if owner:
+        listed["owner"] = owner
+    return listed

@@ -7,13 +7,14 @@ from typing import Annotated
 from pydantic import Field
 from robyn import Response
 
+from routes.http.access import authorized_json, demand_access
 from routes.http.errors import ApiError, Json, native_field
-from routes.http.exchange import HttpRequest, authorized_json, demand_password, file_response, json_response
+from routes.http.exchange import HttpRequest, file_response, json_response
 from routes.http.frontend import Frontend
 from routes.http.model_field import ask_model
 from routes.http.schemas import RESPONSE, RequestBody
 from routes.native.schemas import SessionFields, SessionId, StoredId, Whole
-from routes.native.shapes import ListedSession, SessionTurns, SessionTurnText, StoredSessions
+from routes.native.shapes import ListedSession, SessionTurns, SessionTurnText, StoredSessions, owner_of
 from rwkv_batch.wire.commands import (
     DeleteSession,
     ExportParts,
@@ -24,7 +25,7 @@ from rwkv_batch.wire.commands import (
     RewindSession,
     SessionHistory,
 )
-from rwkv_batch.wire.protocol import SessionInfo, TurnInfo
+from rwkv_batch.wire.protocol import SessionInfo, TurnInfo, owner_and_name
 
 LEVELS = {"L1": "L1 (VRAM)", "L2": "L2 (RAM)", "L3": "Database (Disk)"}
 
@@ -81,7 +82,7 @@ async def status(front: Frontend, http: HttpRequest) -> Response:
 
     Raises ApiError.
     """
-    body = authorized_json(front.settings.password, http)
+    body = authorized_json(front, http)
     fields = StatusFields.from_json(body)
     found = await ask_model(front, http, body, ListSessions(uuid.uuid4().hex, fields.after, fields.limit))
     paged = fields.after is not None or fields.limit is not None
@@ -98,8 +99,10 @@ async def status(front: Frontend, http: HttpRequest) -> Response:
 
 
 def _listed(session: SessionInfo) -> ListedSession:
+    owner, key = owner_and_name(session.key)
     return {
-        "session_id": session.key,
+        **owner_of(owner),
+        "session_id": key,
         "cache_level": LEVELS[session.tier],
         "timestamp": session.updated,
         "tokens": session.tokens,
@@ -111,7 +114,7 @@ def _listed(session: SessionInfo) -> ListedSession:
 
 async def delete(front: Frontend, http: HttpRequest) -> Response:
     """POST /state/delete. Raises ApiError."""
-    body = authorized_json(front.settings.password, http)
+    body = authorized_json(front, http)
     fields = DeleteFields.from_json(body)
     key = fields.session_id
     if fields.delete_prefix and key == RESPONSE:
@@ -128,7 +131,7 @@ async def delete(front: Frontend, http: HttpRequest) -> Response:
 
 async def export(front: Frontend, http: HttpRequest) -> Response:
     """GET or POST /v1/state/export: the session named in the URL or in the body. Raises ApiError."""
-    body = authorized_json(front.settings.password, http)
+    body = authorized_json(front, http)
     body = body if "session_id" in body else _url_fields(http, "what", "model")
     fields = ExportFields.from_json(body)
     key = fields.session_id
@@ -138,7 +141,7 @@ async def export(front: Frontend, http: HttpRequest) -> Response:
 
 async def import_(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/state/import: an exported file replaces the session named in the URL. Raises ApiError."""
-    demand_password(front.settings.password, http)
+    demand_access(front, http)
     given = _url_fields(http, "model")
     key = ImportFields.from_json(given).session_id
     data = http.data(front.settings.max_state)
@@ -156,7 +159,7 @@ async def import_(front: Frontend, http: HttpRequest) -> Response:
 
 async def fork(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/state/fork: a copy of a session under a new id; nothing is computed. Raises ApiError."""
-    body = authorized_json(front.settings.password, http)
+    body = authorized_json(front, http)
     fields = ForkFields.from_json(body)
     old, new = fields.session_id, fields.new_session_id
     if new == old:
@@ -170,7 +173,7 @@ async def fork(front: Frontend, http: HttpRequest) -> Response:
 
 async def history(front: Frontend, http: HttpRequest) -> Response:
     """GET /v1/state/history: the turns of the session named in the URL. Raises ApiError."""
-    demand_password(front.settings.password, http)
+    demand_access(front, http)
     given = _url_fields(http, "limit", "after", "model")
     fields = HistoryFields.from_json(given)
     key = fields.session_id
@@ -201,7 +204,7 @@ def _to_json(turn: TurnInfo) -> SessionTurnText:
 
 async def rewind(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/state/rewind: the first turns of a session stay, the others are forgotten. Raises ApiError."""
-    body = authorized_json(front.settings.password, http)
+    body = authorized_json(front, http)
     fields = RewindFields.from_json(body)
     key, turn = fields.session_id, fields.turn
     found = await ask_model(front, http, body, RewindSession(uuid.uuid4().hex, key, turn))

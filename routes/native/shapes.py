@@ -35,12 +35,59 @@ class TurnTexts(NativeTexts):
     dialogue_idx: int
 
 
-class ListedSession(TypedDict):
+class Owner(TypedDict):
+    """Of what belongs to a key, where the password or an admin's key asks."""
+
+    owner: NotRequired[str]
+
+
+def owner_of(name: str) -> Owner:
+    return {"owner": name} if name else {}
+
+
+class ListedSession(Owner):
     session_id: str
     cache_level: str
     timestamp: float
     tokens: int
     last_updated: str
+
+
+class UsedEntry(TypedDict):
+    """What a key has used of a model on a day (UTC)."""
+
+    key: str
+    model: str
+    day: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class KeyLimits(TypedDict):
+    """What the key of the request may use; null: as much as there is."""
+
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    tokens_per_day: int | None
+    rows: int | None
+
+
+class UsageTotal(TypedDict):
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class KeyUsage(TypedDict):
+    object: Literal["usage"]
+    key: str | None  # whose usage it is; null: that of all
+    limits: KeyLimits | None
+    total: UsageTotal
+    data: list[UsedEntry]
 
 
 class StoredSessions(TypedDict):
@@ -142,7 +189,7 @@ class DeletedAdapter(TypedDict):
     deleted: bool
 
 
-class ListedRequest(TypedDict):
+class ListedRequest(Owner):
     request_id: str
     rows: int
     generated_tokens: int
@@ -150,7 +197,7 @@ class ListedRequest(TypedDict):
     model: NotRequired[str]
 
 
-class PausedRequest(TypedDict):
+class PausedRequest(Owner):
     request_id: str
     model: str
 

@@ -14,9 +14,10 @@ from pydantic import ConfigDict, Field, field_validator
 from robyn import Response
 
 from routes.chat.fields import TemplateKwargs
+from routes.http.access import authorized_json, demand_access
 from routes.http.admin import admin_json, file_inside
 from routes.http.errors import ApiError, Json
-from routes.http.exchange import HttpRequest, authorized_json, demand_password, json_response
+from routes.http.exchange import HttpRequest, json_response
 from routes.http.frontend import Frontend
 from routes.http.model_field import ask_model, read_model
 from routes.http.schemas import MAX_SESSION_ID, PLAIN_ID, RequestBody
@@ -100,10 +101,10 @@ async def upload(front: Frontend, http: HttpRequest) -> Response:
     try:
         files, fields_sent = http.form(front.settings.max_state + FORM_ROOM)
     except ApiError:
-        demand_password(front.settings.password, http)
+        demand_access(front, http)
         raise
     form: dict[str, object] = {name: texts[-1] for name, texts in fields_sent.items()}
-    demand_password(front.settings.password, http, form)
+    demand_access(front, http, form)
     if len(files) != 1:
         raise ApiError(
             400, "Send one file of a tuned state as multipart/form-data, in the field `file`.", param="file"
@@ -132,7 +133,7 @@ async def upload(front: Frontend, http: HttpRequest) -> Response:
 
 async def list_(front: Frontend, http: HttpRequest) -> Response:
     """GET and POST /v1/state/list: those of one model. Raises ApiError."""
-    body = authorized_json(front.settings.password, http) or {"model": http.parameter("model")}
+    body = authorized_json(front, http) or {"model": http.parameter("model")}
     found = (await ask_model(front, http, body, ListStartStates(uuid.uuid4().hex))).start_states
     listed = [_to_json(info) for info in found if not is_member(info.name)]
     found_states: ListedStates = {"object": "list", "data": listed}
@@ -141,7 +142,7 @@ async def list_(front: Frontend, http: HttpRequest) -> Response:
 
 async def delete(front: Frontend, http: HttpRequest) -> Response:
     """DELETE and POST /v1/state/delete: the one named in the body or the URL. Raises ApiError."""
-    body = authorized_json(front.settings.password, http)
+    body = authorized_json(front, http)
     if "state_id" not in body:
         body = {"state_id": http.parameter("state_id"), "model": http.parameter("model")}
     name = StateIdFields.from_json(body).state_id

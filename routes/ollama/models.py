@@ -2,14 +2,9 @@
 
 from robyn import Response
 
+from routes.http.access import authorized_json, demand_access
 from routes.http.errors import ApiError
-from routes.http.exchange import (
-    HttpRequest,
-    HttpResponse,
-    authorized_json,
-    demand_password,
-    json_response,
-)
+from routes.http.exchange import HttpRequest, HttpResponse, json_response
 from routes.http.frontend import Frontend
 from routes.http.model_field import read_model
 from routes.http.replies import timestamp
@@ -92,7 +87,7 @@ def _listed(name: str, each: Served) -> ListedModel:
 async def show(front: Frontend, http: HttpRequest) -> Response:
     """POST /api/show: what is known of a model. Raises ApiError."""
     _remove_tag(http)
-    body = authorized_json(front.settings.password, http)
+    body = authorized_json(front, http)
     asked = body.get("model") or ShowBody.from_json(body).name
     if not asked:
         raise ApiError(400, "`model`: this field is required.", param="model")
@@ -121,7 +116,7 @@ async def show(front: Frontend, http: HttpRequest) -> Response:
 
 async def version(front: Frontend, http: HttpRequest) -> Response:
     """GET /api/version: that of Ollama whose routes these are, and that of this server. Raises ApiError."""
-    demand_password(front.settings.password, http)
+    demand_access(front, http)
     versions: OllamaVersion = {"version": OLLAMA_VERSION, "rwkv_batch": __version__}
     return json_response(http, versions)
 

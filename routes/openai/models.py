@@ -2,7 +2,8 @@
 
 from robyn import Response
 
-from routes.http.exchange import HttpRequest, authorized, json_response
+from routes.http.access import authorized
+from routes.http.exchange import HttpRequest, json_response
 from routes.http.frontend import Frontend
 from routes.http.served import Served, list_served, served_in_path
 from routes.openai.shapes import Health, ModelName, ServedModel, ServedModels
@@ -43,7 +44,7 @@ async def health(front: Frontend, http: HttpRequest) -> Response:
     """GET /health: 200 when requests are taken, else 503; names the model only to those who may use it."""
     body: Health = {"status": front.status}
     names = list(front.models)
-    if names and authorized(front.settings.password, http):
+    if names and authorized(front, http):
         body["model"] = names[0]
         if only_ids := [name for name, model in front.models.items() if not model.texts]:
             body["token_ids_only"] = only_ids  # models whose vocabulary is not World's

@@ -11,8 +11,9 @@ from pydantic import BeforeValidator, Field
 from robyn import Response
 
 from routes.chat.jinja import jinja_template
+from routes.http.access import authorized_json, demand_access
 from routes.http.errors import Json, native_field, openai_field
-from routes.http.exchange import HttpRequest, authorized_json, demand_password, json_response
+from routes.http.exchange import HttpRequest, json_response
 from routes.http.frontend import Frontend
 from routes.http.model_field import ask_model, read_model
 from routes.http.schemas import INT_LIMIT, LAST_ID, Int, RequestBody
@@ -65,7 +66,7 @@ class TokenCountBody(RequestBody):
 
 async def tokenize(front: Frontend, http: HttpRequest) -> Response:
     """POST /tokenize. Raises ApiError."""
-    body = authorized_json(front.settings.password, http, required=True)
+    body = authorized_json(front, http, required=True)
     fields = TokenizeBody.from_json(body)
     if (fields.prompt is None) == (fields.messages is None):
         raise openai_field("prompt", "send a text here, or a chat as messages, not both")
@@ -87,7 +88,7 @@ async def tokenize(front: Frontend, http: HttpRequest) -> Response:
 
 async def detokenize(front: Frontend, http: HttpRequest) -> Response:
     """POST /detokenize; bytes that are no characters become U+FFFD. Raises ApiError."""
-    body = authorized_json(front.settings.password, http, required=True)
+    body = authorized_json(front, http, required=True)
     tokens = DetokenizeBody.from_json(body).tokens
     reply = await ask_model(front, http, body, Detokenize(uuid4().hex, tokens))
     return json_response(http, {"prompt": b"".join(reply.token_bytes).decode(errors="replace")})
@@ -95,7 +96,7 @@ async def detokenize(front: Frontend, http: HttpRequest) -> Response:
 
 async def count(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/tokens/count: how many tokens a text, several texts or a chat have. Raises ApiError."""
-    body = authorized_json(front.settings.password, http, required=True)
+    body = authorized_json(front, http, required=True)
     fields = TokenCountBody.from_json(body)
     given = {name: value for name, value in fields if value is not None}
     if len(given) != 1:
@@ -112,7 +113,7 @@ async def count(front: Frontend, http: HttpRequest) -> Response:
 
 async def info(front: Frontend, http: HttpRequest) -> Response:
     """GET /tokenizer_info, also with `model` in the URL. Raises ApiError."""
-    demand_password(front.settings.password, http)
+    demand_access(front, http)
     model = (await read_model(front, http, {"model": http.parameter("model")})).model
     if not model.texts:
         words = f"its {model.vocabulary:,} tokens are not those of the World vocabulary, and have no texts"

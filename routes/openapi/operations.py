@@ -37,6 +37,7 @@ from routes.native.shapes import (
     DeletedState,
     Done,
     DoneSession,
+    KeyUsage,
     ListedAdapter,
     ListedAdapters,
     ListedStates,
@@ -56,6 +57,7 @@ from routes.native.shapes import (
 )
 from routes.native.start_states import LoadStateFields, RemoveStateFields, StateIdFields, UploadFields
 from routes.native.state import MultiStateFields, StateFields
+from routes.native.usage import UsageQuery
 from routes.ollama.schemas import OllamaChatBody, OllamaTextBody, ShowBody
 from routes.ollama.shapes import (
     OllamaChat,
@@ -272,6 +274,7 @@ OPERATIONS = {
     "/v1/server/resume": Operation(
         "Have a paused request go on", ResumeFields, NativeTexts, gives=(JSON, EVENTS)
     ),
+    "/v1/usage": Operation("What a key has used, by model and day", reply=KeyUsage, query=(UsageQuery,)),
     "/health": Operation("Whether requests are taken", reply=Health, open=True),
     "/health/live": Operation("Whether the server's process answers", reply=Live, open=True),
     "/health/ready": Operation(

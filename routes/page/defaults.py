@@ -3,8 +3,9 @@
 from robyn import Response
 from typing_extensions import TypedDict
 
+from routes.http.access import demand_access
 from routes.http.errors import Json
-from routes.http.exchange import HttpRequest, demand_password, json_response
+from routes.http.exchange import HttpRequest, json_response
 from routes.http.frontend import Frontend
 from routes.http.model_field import read_model, with_defaults
 from routes.http.start_states import choose_state
@@ -29,7 +30,7 @@ class PageDefaults(TypedDict):
 
 async def defaults(front: Frontend, http: HttpRequest) -> Response:
     """GET /page/defaults.json: those of the model that the URL names. Raises ApiError."""
-    demand_password(front.settings.password, http)
+    demand_access(front, http)
     fields = QUESTION | {"model": http.parameter("model")}
     named = await read_model(front, http, fields)
     if state := await choose_state(front, http, fields, named):

@@ -12,9 +12,10 @@ from uuid import uuid4
 import msgspec
 from robyn import Response
 
+from routes.http.access import authorized_json, demand_access
 from routes.http.adapters import choose_adapter
 from routes.http.errors import ApiError, openai_field
-from routes.http.exchange import HttpRequest, HttpResponse, authorized_json, demand_password, json_response
+from routes.http.exchange import HttpRequest, HttpResponse, json_response
 from routes.http.frontend import ANSWERED_WITHIN, NO_REPLY, Frontend
 from routes.http.generate import Prepared, run
 from routes.http.idempotency import key_of
@@ -72,7 +73,7 @@ async def cancel(front: Frontend, http: HttpRequest) -> Response:
 
 async def _asked(front: Frontend, http: HttpRequest, stores: bool = True) -> Asked:
     """`stores`: whether the response may be stored. Raises ApiError."""
-    fields = authorized_json(front.settings.password, http)
+    fields = authorized_json(front, http)
     named = await read_model(front, http, fields)
     adapter = await choose_adapter(front, fields, named)
     state = await choose_state(front, http, fields, named)
@@ -175,7 +176,7 @@ async def _store(front: Frontend, model: str, reply: ResponseReply, document: Do
 
 def _authorized_id(front: Frontend, http: HttpRequest) -> str:
     """The id in the path. Raises ApiError 401 or 503."""
-    demand_password(front.settings.password, http)
+    demand_access(front, http)
     front.ready_engine()
     return http.path.split("/responses/", 1)[1].split("/")[0]
 

@@ -162,7 +162,7 @@ def _allowed(front: Frontend, http: HttpRequest, required: bool = False) -> Json
     Raises ApiError: first of all for a wrong key, under --protect-translate.
     """
     fields, problem = read_body(http) if required or http.body or http.method == "GET" else ({}, None)
-    demand_key(front.settings.password if front.settings.protect_translate else None, http, fields)
+    demand_key(front, http, fields)
     if problem:
         raise problem
     return fields

@@ -1,10 +1,12 @@
-"""Where the clients of translation services put their key: here it is the password."""
+"""Where the clients of translation services put their key: here it is the password, or one of --keys."""
 
 from collections.abc import Iterator
 from urllib.parse import unquote, unquote_plus
 
+from routes.http.access import authorized, refuse_ended
 from routes.http.errors import ApiError, ErrorShape, Json
-from routes.http.exchange import HttpRequest, authorized
+from routes.http.exchange import HttpRequest
+from routes.http.frontend import Frontend
 from routes.translate.errors import deepl_shape, google_shape, plain_shape
 
 FIELDS = ("api_key", "auth_key", "apiKey", "token", "key")
@@ -14,10 +16,15 @@ SCHEME = "deepl-auth-key "
 REFUSED = {deepl_shape: 403, google_shape: 403, plain_shape: 403}  # where it is not 401
 
 
-def demand_key(password: str | None, http: HttpRequest, fields: Json) -> None:
-    """Raises ApiError unless the request carries the password in one of the places."""
-    if not authorized(password, http, fields, _keys(http, fields)):
-        raise ApiError(_status(http.shape), "Unauthorized: the key is not the password of this server.")
+def demand_key(front: Frontend, http: HttpRequest, fields: Json) -> None:
+    """Raises ApiError unless the request has the password or a key in one of the places, or needs none."""
+    if authorized(front, http, fields, _keys(http, fields)):
+        return
+    if front.settings.protect_translate:
+        refuse_ended(http)
+        taken = "no key" if front.accounts else "not the password"
+        raise ApiError(_status(http.shape), f"Unauthorized: the key is {taken} of this server.")
+    http.caller.is_anyone()
 
 
 def _status(shape: ErrorShape) -> int:

@@ -9,8 +9,9 @@ from functools import partial
 from msgspec.structs import replace
 
 from routes.chat.messages import parse_messages
+from routes.http.access import authorized_json
 from routes.http.errors import ApiError, Json, openai_field, openai_shape
-from routes.http.exchange import HttpRequest, HttpResponse, authorized_json
+from routes.http.exchange import HttpRequest, HttpResponse
 from routes.http.frontend import Frontend
 from routes.http.generate import Prepared, generate_from
 from routes.http.schemas import RequestBody
@@ -39,7 +40,7 @@ def is_translation(body: Json) -> bool:
 
 async def translate_page(front: Frontend, http: HttpRequest) -> HttpResponse:
     """POST /v1/chat/completions with that metadata. Raises ApiError."""
-    fields = authorized_json(front.settings.password, http, required=True)
+    fields = authorized_json(front, http, required=True)
     slow = is_large(http)
     prepare = partial(_prepare, settings=front.settings, slow=slow)
     return await generate_from(front, http, fields, prepare, in_thread=slow)

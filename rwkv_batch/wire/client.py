@@ -179,6 +179,9 @@ class Job:
         return deltas
 
 
+MakeJob = Callable[[GenerateRequest, Callable[[str], None]], Job]
+
+
 class PendingCommand:
     """A command that has been sent; its reply is its only event."""
 
@@ -202,8 +205,8 @@ class Wire(Protocol):
     def count(self) -> int:
         """How many engines there are."""
 
-    def submit(self, request: GenerateRequest) -> Job:
-        """Have a request run."""
+    def submit(self, request: GenerateRequest, kind: MakeJob = Job) -> Job:
+        """Have a request run. kind: what makes its job."""
 
     async def ask(self, command: Command) -> CommandReply:
         """Send a command, which is carried out even if the caller stops waiting, and wait for the reply.
@@ -245,8 +248,8 @@ class Client:
         )
         self._thread.start()
 
-    def submit(self, request: GenerateRequest) -> Job:
-        job = self._jobs[request.id] = Job(request, self.cancel)
+    def submit(self, request: GenerateRequest, kind: MakeJob = Job) -> Job:
+        job = self._jobs[request.id] = kind(request, self.cancel)
         self._send(request)
         return job
 

@@ -46,6 +46,10 @@ SERVER: dict[str, MetricFamily] = {
     "http_requests": MetricFamily(
         "counter", "HTTP requests by route, method and status.", ("handler", "method", "status")
     ),
+    "key_requests": MetricFamily("counter", "Requests that the engine has got, by key (--keys).", ("key",)),
+    "key_tokens": MetricFamily(
+        "counter", "Tokens of the prompts and answers of these, by key (--keys).", ("key", "kind")
+    ),
     "restarts": MetricFamily("counter", "Processes that died and were started again.", ("process",)),
     "engine_up": MetricFamily("gauge", "1 if the engine has answered, else 0; then its metrics are missing."),
 }

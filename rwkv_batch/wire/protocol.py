@@ -97,6 +97,20 @@ class ModelMessage(WireMessage, frozen=True, kw_only=True):
     to_model: str = ""  # its name; "": the default one
 
 
+OWNER = "\x1e"  # around the name of the key in front of what belongs to it; clients cannot send it
+
+
+def owned(owner: str, name: str) -> str:
+    """The name of a session, document or request of that owner, as the engine knows it; "": of none."""
+    return f"{OWNER}{owner}{OWNER}{name}" if owner else name
+
+
+def owner_and_name(stored: str) -> tuple[str, str]:
+    """From what the engine knows to the owner, empty if there is none, and the name that it has there."""
+    owner, mark, name = stored.removeprefix(OWNER).partition(OWNER)
+    return (owner, name) if mark and stored.startswith(OWNER) else ("", stored)
+
+
 LEAST_SUM = 1e-6  # of the weights of a mixture, beside the sum of their sizes
 
 

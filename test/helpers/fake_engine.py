@@ -36,18 +36,22 @@ from rwkv_batch.wire.commands import (
     ImportSession,
     ListAdapters,
     ListModels,
+    ListRequests,
     ListSessions,
     ListStartStates,
     LoadAdapter,
     LoadModel,
+    PauseRequest,
     PutDocument,
     PutStartState,
     RemoveAdapter,
     RemoveDocument,
     RemoveModel,
     RemoveStartStates,
+    RequestCommand,
     RewindSession,
     SessionHistory,
+    StopRequest,
     Tokenize,
 )
 from rwkv_batch.wire.metrics import Series
@@ -61,6 +65,7 @@ from rwkv_batch.wire.protocol import (
     GenerateRequest,
     Progress,
     Rejected,
+    RequestInfo,
     RowDelta,
     SessionInfo,
     StartStateInfo,
@@ -105,6 +110,7 @@ class FakeEngine:
         self._unstored: dict[str, tuple[str, str, list[str]]] = {}  # turns under way: id -> key, text, turns
         self._changed = threading.Condition()
         self._due: list[tuple[float, bytes, Event]] = []  # events to send, each at its time
+        self._left: dict[str, int] = {}  # rows of requests that have not ended
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -149,9 +155,11 @@ class FakeEngine:
             now = time.monotonic()
             if isinstance(message, Cancel):
                 self.cancelled.append(message.id)
+                self._left[message.id] = 0
                 self._due = [entry for entry in self._due if entry[2].id != message.id]
             elif isinstance(message, GenerateRequest):
                 events = self.answer(message)
+                self._left[message.id] = len(message.prompts) * message.n
                 self.requests.append(message)
                 self._due += [(now + delay, identity, event) for delay, event in events]
             else:
@@ -188,6 +196,10 @@ class FakeEngine:
         return script(request, cached, target, text)
 
     def _store(self, event: Event) -> None:
+        if isinstance(event, Progress):
+            self._left[event.id] -= sum(1 for delta in event.rows if delta.finish_reason)
+        elif isinstance(event, Failed | Rejected):
+            self._left[event.id] = 0
         if isinstance(event, Progress) and event.id in self._unstored and event.rows[0].finish_reason:
             key, text, turns = self._unstored.pop(event.id)
             self.sessions[key], self.turns[key] = text, turns
@@ -267,6 +279,18 @@ class FakeEngine:
                 return CommandReply(id, adapters=listed)
             case RemoveAdapter():
                 return CommandReply(id, found=int(self.adapters.pop(key, None) is not None))
+            case ListRequests():
+                return CommandReply(id, requests=[self._info(each) for each in self._running(command)])
+            case StopRequest(name=name):
+                stopped = [each for each in self._running(command) if each.name == name]
+                for request in stopped:
+                    self._due = [entry for entry in self._due if entry[2].id != request.id]
+                    self._left[request.id] = 0
+                return CommandReply(id, requests=[self._info(each) for each in stopped])
+            case PauseRequest(name=name):
+                return CommandReply(
+                    id, requests=[self._info(each) for each in self._running(command) if each.name == name]
+                )
             case ListModels():
                 return CommandReply(id, models=self.infos)
             case GetMetrics():
@@ -292,6 +316,14 @@ class FakeEngine:
             case RemoveDocument():
                 return CommandReply(id, found=int(self._documents.pop(key, None) is not None))
         return CommandReply(id)
+
+    def _running(self, command: RequestCommand) -> list[GenerateRequest]:
+        """Those of its model that nobody has cancelled, and of which not all rows have ended."""
+        found = [request for request in self.requests if self._left.get(request.id)]
+        return [each for each in found if not command.to_model or each.to_model == command.to_model]
+
+    def _info(self, request: GenerateRequest) -> RequestInfo:
+        return RequestInfo(request.name, len(request.prompts) * request.n, 0, request.max_tokens)
 
     def _point(self, id: str, key: str, number: int | None, target: str) -> Event:
         turns = self.turns[key]

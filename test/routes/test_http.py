@@ -8,8 +8,9 @@ from fake_engine import INFO
 from frontend_process import PASSWORD, FrontendProcess
 from native_calls import CHAT, TRANSLATE, V1
 
+from routes.callers.caller import Caller
+from routes.http.access import authorized
 from routes.http.errors import ApiError
-from routes.http.exchange import authorized
 from routes.table import ROUTES, TRANSLATIONS
 
 ENCODED = "pass%20word%20%26%2B%2541"
@@ -113,6 +114,8 @@ def test_an_error_has_the_form_of_its_family_whatever_went_wrong(server, locked,
     if route.path not in (
         "/",
         "/health",
+        "/health/live",
+        "/health/ready",
         "/page/:file",
         "/page/vendor/:file",
         "/v1/server/status",
@@ -214,11 +217,15 @@ def test_the_password_is_judged_before_the_body(locked, body):
 
 def test_passwords_of_any_script():
     def request(header: str | None, *query: str) -> SimpleNamespace:
-        return SimpleNamespace(headers={"authorization": header}, query={"password": list(query)})
+        headers = {"authorization": header}
+        return SimpleNamespace(headers=headers, query={"password": list(query)}, caller=Caller())
 
-    assert authorized("пароль 密码", request(None), {"password": "пароль 密码"})
-    assert authorized("密码", request(None, "%E5%AF%86%E7%A0%81"))
-    assert not authorized("密码", request("Bearer ??", "%E5"), {"password": "密"})
+    def front(password: str) -> SimpleNamespace:
+        return SimpleNamespace(settings=SimpleNamespace(password=password), accounts=None)
+
+    assert authorized(front("пароль 密码"), request(None), {"password": "пароль 密码"})
+    assert authorized(front("密码"), request(None, "%E5%AF%86%E7%A0%81"))
+    assert not authorized(front("密码"), request("Bearer ??", "%E5"), {"password": "密"})
 
 
 def test_what_a_password_guards(locked):

@@ -30,6 +30,7 @@ from rwkv_batch.engine.serving.changes import ModelChanges
 from rwkv_batch.engine.serving.loads import LoadReports
 from rwkv_batch.engine.serving.models import Models
 from rwkv_batch.engine.startup import SharedDatabase, open_store
+from rwkv_batch.logs import begin_logging
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.runner.loading import load_model, loading_bar
@@ -60,7 +61,7 @@ def run(
     `changes`: what has been changed since the server began, encoded (supervision.ChangeOver).
     """
     name = multiprocessing.current_process().name
-    logging.basicConfig(level=configs[0].log_level, format=f"%(asctime)s %(levelname)s {name}: %(message)s")
+    begin_logging(configs[0].log_level, configs[0].log_format, name)
     # Ctrl-C reaches the whole process group; the supervisor decides what follows.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

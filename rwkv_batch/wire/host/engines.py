@@ -12,7 +12,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from rwkv_batch.wire.client import Client, Job
+from rwkv_batch.wire.client import Client, Job, MakeJob
 from rwkv_batch.wire.commands import Command, SessionHistory
 from rwkv_batch.wire.host.every_engine import NONE_SERVES, EveryEngine
 from rwkv_batch.wire.host.merging import accepted_whole, part_of, serving_of_all
@@ -49,9 +49,9 @@ class Engines:
     def count(self) -> int:
         return len(self.links)
 
-    def submit(self, request: GenerateRequest) -> Job:
+    def submit(self, request: GenerateRequest, kind: MakeJob = Job) -> Job:
         """Send a request; see Wire."""
-        job = Job(request, self._cancel)
+        job = kind(request, self._cancel)
         whole = self._wholes[request.id] = _Whole(self, job)
         try:
             with self._placing:

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from heapq import heapify, heapreplace
 from typing import NamedTuple
 
-from rwkv_batch.wire.protocol import GenerateRequest, SessionTurn
+from rwkv_batch.wire.protocol import GenerateRequest, SessionTurn, owned, owner_and_name
 
 TOKENS_OF_ROW = 64  # prompt tokens that cost an engine as much as a row
 CHARACTERS = 4  # of a token, about
@@ -273,9 +273,9 @@ class Placement:
 
 def root_of(key: str) -> str:
     """What sessions have in common that belong together: nodes of a tree, and responses of one chat."""
-    if key.startswith(TAGGED):
-        return key[: len(TAGGED) + TAG]
-    return key.partition(":")[0]
+    owner, name = owner_and_name(key)
+    root = name[: len(TAGGED) + TAG] if name.startswith(TAGGED) else name.partition(":")[0]
+    return owned(owner, root)
 
 
 def key_of(turn: SessionTurn) -> str:

@@ -1,0 +1,140 @@
+"""Who has sent a request, and what the server has done for it. One `Caller` serves one HTTP request."""
+
+import hashlib
+import time
+from enum import Enum
+
+from routes.errors import ApiError
+from rwkv_batch.audit import ids_text, text_hash
+from rwkv_batch.keys.ledger import Standing, Standings
+from rwkv_batch.keys.records import Key
+from rwkv_batch.wire.protocol import GenerateRequest, RowDelta
+
+# Names under which is counted what no key has asked for; no key can be called so.
+PASSWORD, ANYONE = "(password)", "(anyone)"
+
+
+class Role(Enum):
+    """What a caller may see."""
+
+    UNKNOWN = "unknown"  # it has not been asked who it is, so nothing
+    ANYONE = "anyone"  # what needs no key
+    KEY = "key"  # what belongs to its key
+    OPERATOR = "operator"  # everything
+
+
+class Caller:
+    """Of one request. `hashes`: whether texts are hashed for the audit log."""
+
+    def __init__(self, hashes: bool = False) -> None:
+        self.role = Role.UNKNOWN
+        self.key: Key | None = None
+        self.owner = ""  # the key in whose name it asks; "": what belongs to no key
+        self.owner_asked = False  # whether the operator has named that one
+        self.headers: dict[str, str] = {}  # of the reply: what the key has left of its limits
+        self.served = EngineWork() if not hashes else HashedWork()
+
+    @property
+    def name(self) -> str:
+        """Under which its usage is counted."""
+        if self.key:
+            return self.key.name
+        return PASSWORD if self.role is Role.OPERATOR else ANYONE
+
+    def is_key(self, key: Key) -> None:
+        """It has sent this key."""
+        self.key, self.owner = key, key.name
+        self.role = Role.OPERATOR if key.admin else Role.KEY
+
+    def is_anyone(self) -> None:
+        """It needs no key for what it asks."""
+        self.role, self.key = Role.ANYONE, None
+
+    def is_operator(self) -> None:
+        """It has sent the password, or everything is open."""
+        self.role = Role.OPERATOR
+
+    def may_use_model(self, name: str) -> bool:
+        return self.key is None or self.key.may_use_model(name)
+
+    def may_use_adapter(self, name: str) -> bool:
+        return self.key is None or self.key.may_use_adapter(name)
+
+    def demand_operator(self) -> None:
+        """Raises ApiError 403 for a key that is not an admin's."""
+        if self.role is not Role.OPERATOR:
+            raise not_allowed("change what all use")
+
+    def stands(self, standings: Standings) -> None:
+        """Say what is left, as OpenAI does."""
+        for name, standing in (("requests", standings.requests), ("tokens", standings.tokens)):
+            if standing:
+                self.headers |= _headers(name, standing)
+
+
+def not_allowed(what: str) -> ApiError:
+    """The 403 for what the key may not do."""
+    return ApiError(
+        403, f"This key may not {what}; whoever runs the server can allow it.", code="permission_denied"
+    )
+
+
+def _headers(name: str, standing: Standing) -> dict[str, str]:
+    return {
+        f"x-ratelimit-limit-{name}": str(standing.limit),
+        f"x-ratelimit-remaining-{name}": str(standing.remaining),
+        f"x-ratelimit-reset-{name}": f"{standing.reset:.3f}s",
+    }
+
+
+class EngineWork:
+    """What the engine has done for a request. Texts of requests that are run in rounds add up."""
+
+    def __init__(self) -> None:
+        self.model = ""  # empty: the engine has not got it
+        self.requests = self.rows = 0
+        self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+        self.first: float | None = None  # when the first text came, by time.monotonic()
+
+    def submitted(self, request: GenerateRequest) -> None:
+        self.model = request.to_model
+        self.requests += 1
+        self.rows += len(request.prompts) * request.n
+
+    def drew(self, deltas: list[RowDelta]) -> int:
+        """The tokens of these deltas, which go into the reply."""
+        if self.first is None:
+            self.first = time.monotonic()
+        tokens = sum([delta.tokens for delta in deltas])
+        self.completion_tokens += tokens
+        return tokens
+
+    def hashes(self) -> dict[str, str]:
+        """Of its prompts and answers."""
+        return {}
+
+
+class HashedWork(EngineWork):
+    """The same, with hashes of texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prompts: list[str] = []
+        self._answers: dict[tuple[int, int], hashlib._Hash] = {}  # by round and row
+
+    def submitted(self, request: GenerateRequest) -> None:
+        super().submitted(request)
+        self._prompts += [each if isinstance(each, str) else ids_text(each) for each in request.prompts]
+
+    def drew(self, deltas: list[RowDelta]) -> int:
+        for delta in deltas:
+            place = self.requests, delta.row
+            if (answer := self._answers.get(place)) is None:
+                answer = self._answers[place] = hashlib.sha256()
+            answer.update(delta.text.encode(errors="surrogatepass"))
+        return super().drew(deltas)
+
+    def hashes(self) -> dict[str, str]:
+        digests = [answer.hexdigest() for _, answer in sorted(self._answers.items())]
+        answer = digests[0] if len(digests) == 1 else text_hash(["".join(digests)])
+        return {"prompt_sha256": text_hash(self._prompts), "answer_sha256": answer}

@@ -1,0 +1,201 @@
+"""What keys use, counted in each front end: written to the file of usage, and taken from their limits."""
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from routes.callers.caller import Caller
+from routes.callers.counts import KeyCounts
+from rwkv_batch.keys.ledger import DAY, Ledger, limits_file
+from rwkv_batch.keys.records import Key, Keyring
+from rwkv_batch.keys.usage import UsageStore, Used, day_of, usage_file
+from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
+from rwkv_batch.wire.protocol import Accepted, Failed, GenerateRequest, RowDelta
+
+WRITE_EVERY = 0.5  # seconds, while streams run; what has ended is written at once
+REVOKED = "This key has been revoked; ask whoever runs the server for another one."
+
+log = logging.getLogger(__name__)
+
+
+class Accounts:
+    """One for each front end. Safe to use from any thread. Raises KeysError."""
+
+    def __init__(self, path: str) -> None:
+        """path: the file of keys."""
+        self.keys = Keyring(path)
+        self.ledger = Ledger(limits_file(path))
+        self.jobs: set[MeteredJob] = set()  # under way
+        self._store = UsageStore(usage_file(path))
+        self._counts = KeyCounts()
+        self._lock = threading.Lock()  # of these two:
+        self._used: dict[tuple[str, str, int], list[int]] = {}  # by name, model and day; not written yet
+        self._spent: dict[int, tuple[Key, int]] = {}  # by place; tokens that the ledger does not have yet
+        self._writing = threading.Lock()
+        self._due = threading.Event()
+        self._silent = False
+        threading.Thread(target=self._write_always, name="usage", daemon=True).start()
+
+    def used(
+        self, caller: Caller, requests: int = 0, prompt: int = 0, cached: int = 0, completion: int = 0
+    ) -> None:
+        """Count what the caller has had of its model."""
+        place, numbers = (
+            (caller.name, caller.served.model, int(time.time()) // DAY),
+            (
+                requests,
+                prompt,
+                cached,
+                completion,
+            ),
+        )
+        with self._lock:
+            counts = self._used.setdefault(place, [0, 0, 0, 0])
+            for at, number in enumerate(numbers):
+                counts[at] += number
+            if (key := caller.key) and key.limited:
+                _, before = self._spent.get(key.place, (key, 0))
+                self._spent[key.place] = key, before + prompt + completion
+
+    def spend(self) -> None:
+        """Take from the limits what has been used until now."""
+        with self._lock:
+            spent, self._spent = self._spent, {}
+        if spent:
+            self.ledger.spend(spent.values())
+
+    def write_soon(self) -> None:
+        self._due.set()
+
+    def tick(self) -> None:
+        """Called ten times a second: look at the file of keys, and end what revoked ones have running."""
+        self.spend()
+        if self.keys.refresh():
+            for job in list(self.jobs):
+                if job.caller.key and self.keys.is_revoked(job.caller.key):
+                    job.put(Failed(job.request.id, REVOKED))
+                    job.cancel()
+
+    def write(self) -> None:
+        """Write to the file what has been used until now. What it does not take is kept."""
+        with self._writing:
+            with self._lock:
+                used, self._used = self._used, {}
+            if not used:
+                return
+            try:
+                self._store.add(
+                    Used(name, model, day_of(day * DAY), *counts)
+                    for (name, model, day), counts in used.items()
+                )
+            except sqlite3.Error as error:
+                if not self._silent:
+                    log.error("usage of keys cannot be written (%s); it waits until it can", error)
+                self._silent = True
+                self._put_back(used)
+                return
+            self._silent = False
+            for (name, _, _), (requests, prompt, _, completion) in used.items():
+                self._counts.add(name, requests, prompt, completion)
+
+    def read_now(self, key: str | None, first: str, last: str) -> list[Used]:
+        """What has been written, with what this front end has not written yet. Raises sqlite3.Error."""
+        self.write()
+        with self._writing:
+            return self._store.read(key, first, last)
+
+    def _put_back(self, used: dict[tuple[str, str, int], list[int]]) -> None:
+        with self._lock:
+            for place, counts in used.items():
+                later = self._used.get(place, [0, 0, 0, 0])
+                self._used[place] = [a + b for a, b in zip(counts, later, strict=True)]
+
+    def _write_always(self) -> None:
+        while True:
+            self._due.wait(WRITE_EVERY)
+            self._due.clear()
+            self.write()
+            if self._silent:
+                time.sleep(WRITE_EVERY)
+
+
+class MeteredJob(Job):
+    """A job that says what it has had. `plain`: takes the owner's mark out of what the engine says."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        cancel: Callable[[str], None],
+        caller: Caller,
+        accounts: Accounts | None,
+        plain: Callable[[str], str],
+    ) -> None:
+        super().__init__(request, cancel)
+        self.caller, self._accounts, self._plain = caller, accounts, plain
+        self._ending = threading.Lock()
+        self._metered = True
+        if accounts:
+            accounts.jobs.add(self)
+
+    async def accepted(self) -> None:
+        """Wait until the engine has accepted the request; see Job."""
+        try:
+            await super().accepted()
+        except (RequestRejected, RequestFailed) as error:
+            raise plain_error(error, self._plain) from None
+        self.acceptance = _plain_acceptance(self.acceptance, self._plain)
+        request, served = self.request, self.caller.served
+        prompt = cached = 0
+        if request.max_tokens > 0 or request.turn or request.prompt_logprobs is not None:  # it is fed
+            prompt, cached = sum(self.acceptance.prompt_tokens), sum(self.acceptance.cached_tokens)
+        served.prompt_tokens += prompt
+        served.cached_tokens += cached
+        if self._accounts:
+            self._accounts.used(self.caller, int(served.requests == 1), prompt, cached)
+
+    def cancel(self) -> None:
+        """Stop the request; see Job."""
+        super().cancel()
+        self._end()
+
+    def _take(self) -> list[RowDelta]:
+        try:
+            deltas = super()._take()
+        except (RequestRejected, RequestFailed) as error:
+            self._end()
+            raise plain_error(error, self._plain) from None
+        if deltas:
+            tokens = self.caller.served.drew(deltas)
+            if self._accounts:
+                self._accounts.used(self.caller, completion=tokens)
+        if self.exhausted:
+            self._end()
+        return deltas
+
+    def _end(self) -> None:
+        """Once: its rows do not count any more, and all that it has used does."""
+        with self._ending:
+            metered, self._metered = self._metered, False
+        if metered and (accounts := self._accounts):
+            accounts.jobs.discard(self)
+            if (key := self.caller.key) and key.limited:
+                accounts.spend()
+                accounts.ledger.release(key, self.rows)
+            accounts.write_soon()
+
+
+def plain_error(
+    error: RequestRejected | RequestFailed, plain: Callable[[str], str]
+) -> RequestRejected | RequestFailed:
+    """The error as its reader may see it."""
+    if isinstance(error, RequestRejected):
+        return RequestRejected(error.reason, plain(str(error)), error.field)
+    return type(error)(plain(str(error)))
+
+
+def _plain_acceptance(acceptance: Accepted, plain: Callable[[str], str]) -> Accepted:
+    return replace(acceptance, target=plain(acceptance.target)) if acceptance.target else acceptance

@@ -1,0 +1,228 @@
+"""The file of keys: one record for each client, with the hash of its key and what it may use.
+
+All front ends of a host read the same file, and look at it again as soon as it has changed. The key itself
+is in no file: it is random, so a plain SHA-256 of it is enough to recognize it.
+"""
+
+import fcntl
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, date, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+MOST_KEYS = 1024  # of a file that are not revoked
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
+SECRET = "sk-rwkv-"  # what keys begin with, so that they are found where they should not be
+Priority = Literal["interactive", "batch"]
+
+log = logging.getLogger(__name__)
+
+
+class KeysError(Exception):
+    """The file cannot be used as it is. The message is one sentence with the way out."""
+
+
+class Key(Struct, frozen=True, omit_defaults=True):
+    """One client. A limit that is None does not hold."""
+
+    name: str  # what it has stored belongs to this name
+    hash: str  # SHA-256 of its key, 64 hexadecimal digits
+    place: int  # of its counts (ledger.py); no two keys that are not revoked have the same
+    created: float  # seconds since 1970
+    models: list[str] | None = None  # names of those that it may use; None: all
+    adapters: list[str] | None = None  # the same
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # of prompts and answers together
+    tokens_per_day: int | None = None
+    rows: int | None = None  # at once
+    priority: Priority = "interactive"
+    sessions: bool = True  # whether it may store sessions and responses
+    admin: bool = False  # whether it sees what belongs to all, and changes what all use
+    ends: str | None = None  # the last day on which it is taken, YYYY-MM-DD, UTC
+    revoked: float | None = None  # when, in seconds since 1970
+
+    @property
+    def ended(self) -> bool:
+        return self.ends is not None and datetime.now(UTC).date() > date.fromisoformat(self.ends)
+
+    @property
+    def limited(self) -> bool:
+        """Whether anything is counted for it before a request is taken."""
+        limits = (self.requests_per_minute, self.tokens_per_minute, self.tokens_per_day, self.rows)
+        return any(limit is not None for limit in limits)
+
+    def may_use_model(self, name: str) -> bool:
+        return self.models is None or name in self.models
+
+    def may_use_adapter(self, name: str) -> bool:
+        return self.adapters is None or name in self.adapters
+
+
+class KeyFile(Struct, frozen=True):
+    """What the file holds, as JSON."""
+
+    keys: list[Key] = []
+
+
+def hash_of(secret: bytes) -> str:
+    return sha256(secret).hexdigest()
+
+
+def read(path: str | Path) -> list[Key]:
+    """All records of the file. Raises KeysError."""
+    try:
+        found = msgspec.json.decode(Path(path).read_bytes(), type=KeyFile).keys
+    except FileNotFoundError:
+        raise KeysError(
+            f"there is no file {path}; python -m rwkv_batch.keys add {path} NAME makes one"
+        ) from None
+    except OSError as error:
+        raise KeysError(f"{path} cannot be read ({error.strerror}); make it readable to the server") from None
+    except msgspec.MsgspecError as error:
+        raise KeysError(
+            f"{path} is no file of keys ({error}); write it with python -m rwkv_batch.keys"
+        ) from None
+    for key in found:
+        _check(path, key)
+    names = [key.name for key in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise KeysError(f"{path} has two keys of the name {twice}; remove one")
+    return found
+
+
+def _check(path: str | Path, key: Key) -> None:
+    """Raises KeysError for a record that no command of this package has written."""
+    with suppress(ValueError):
+        date.fromisoformat(key.ends or "2000-01-01")
+        int(key.hash, 16)
+        if NAME.fullmatch(key.name) and 0 <= key.place < MOST_KEYS and len(key.hash) == 64:
+            return
+    raise KeysError(f"{path} has a broken record, {key.name[:64]!r}; write it with python -m rwkv_batch.keys")
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """Alone, as two commands at once would lose one of their changes."""
+    try:
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise KeysError(f"{path} cannot be changed ({error.strerror}); choose a folder of your own") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def change(path: str | Path, make: Callable[[list[Key]], list[Key]]) -> list[Key]:
+    """Put what `make` makes of the records in their place, for readers all at once. Raises KeysError."""
+    path = Path(path)
+    with _changing(path):
+        keys = make(read(path) if path.exists() else [])
+        data = msgspec.json.format(msgspec.json.encode(KeyFile(keys)), indent=1)
+        new = path.with_name(f"{path.name}.new")
+        try:
+            mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, path)
+        except OSError as error:
+            raise KeysError(f"{path} cannot be written ({error.strerror}); nothing has changed") from None
+    return keys
+
+
+def add(path: str | Path, wanted: Key) -> str:
+    """Add this record with a new key, which is returned and kept nowhere. Raises KeysError.
+
+    Its hash, place and time are chosen here.
+    """
+    if not NAME.fullmatch(wanted.name):
+        raise KeysError(
+            f"{wanted.name[:80]!r} is no name of a key; use at most 64 letters, digits and -._ of ASCII"
+        )
+    secret = SECRET + secrets.token_urlsafe(32)
+
+    def make(keys: list[Key]) -> list[Key]:
+        if same := next((key for key in keys if key.name == wanted.name), None):
+            why = "was revoked, and what it has stored keeps its name" if same.revoked else "is there already"
+            raise KeysError(f"the key {same.name} {why}; choose another name")
+        taken = {key.place for key in keys if key.revoked is None}
+        place = next((number for number in range(MOST_KEYS) if number not in taken), None)
+        if place is None:
+            raise KeysError(f"{path} has {MOST_KEYS} keys, and no more fit; revoke some")
+        return [*keys, replace(wanted, hash=hash_of(secret.encode()), place=place, created=time.time())]
+
+    change(path, make)
+    return secret
+
+
+def revoke(path: str | Path, name: str) -> None:
+    """Let the key of that name be taken no more. Raises KeysError."""
+
+    def make(keys: list[Key]) -> list[Key]:
+        if not any(key.name == name and key.revoked is None for key in keys):
+            raise KeysError(f"there is no key {name[:80]} in {path}, or it is revoked already")
+        now = time.time()
+        return [replace(key, revoked=now) if key.name == name else key for key in keys]
+
+    change(path, make)
+
+
+class Keyring:
+    """The keys of a file as a process of the server knows them. Raises KeysError."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        self._seen = self._stamp()
+        self._take(read(path))
+
+    @property
+    def names(self) -> list[str]:
+        """Of all keys, also of revoked ones."""
+        return list(self._by_name)
+
+    def find(self, secret: bytes) -> Key | None:
+        """The record of a key that is not revoked."""
+        return self._by_hash.get(hash_of(secret))
+
+    def is_revoked(self, key: Key) -> bool:
+        """Whether the key of such a record is not taken any more."""
+        return key.hash not in self._by_hash
+
+    def refresh(self) -> bool:
+        """Read the file again if it has changed; whether that has brought other keys."""
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return False
+        self._seen = stamp
+        try:
+            self._take(read(self._path))
+        except KeysError as error:
+            log.error("--keys: %s; the keys from before are still taken", error)
+            return False
+        return True
+
+    def _take(self, keys: list[Key]) -> None:
+        self._by_name = {key.name: key for key in keys}
+        self._by_hash = {key.hash: key for key in keys if key.revoked is None}
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,41 @@
+"""How all processes of the server log: lines of text, or of JSON."""
+
+import json
+import logging
+import time
+
+
+class JsonFormatter(logging.Formatter):
+    """A line is an object. What `fields` of a message returns, as of the access log's, stands beside it."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": _when(record.created),
+            "level": record.levelname,
+            "process": self._process,
+            "message": record.getMessage(),
+        }
+        if fields := getattr(record, "fields", None):
+            line |= fields()
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def begin_logging(level: str, form: str = "text", process: str = "") -> None:
+    """Once in each process. form: text or json. process: its name; "": a front end, which does not say it."""
+    who = f" {process}:" if process else ""
+    logging.basicConfig(level=level, format=f"%(asctime)s %(levelname)s{who} %(message)s")
+    if form == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter(process or "frontend"))
+
+
+def _when(seconds: float) -> str:
+    """As RFC 3339 writes it, with milliseconds."""
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds * 1000) % 1000:03d}Z"

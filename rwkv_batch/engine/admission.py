@@ -6,10 +6,10 @@ each step: those that run already wait for one portion, and the first of them dr
 
 from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.giving_way import GivingWay
-from rwkv_batch.engine.row_adapters.adapters import Adapters
-from rwkv_batch.engine.rows.beginnings import StartStateMissing
+from rwkv_batch.engine.rows.adapters import Adapters
 from rwkv_batch.engine.rows.lives import SharedPrompt
 from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.rows.rows import Refusal
 from rwkv_batch.engine.scheduling.row import Beginning, Row
 from rwkv_batch.runner.protocol import NewRow
 
@@ -64,8 +64,8 @@ class Admission:
             self._parts.counts.admit(row)
             try:
                 beginnings |= row.life.begin(row)
-            except StartStateMissing as missing:
-                self._parts.rows.reject(row.key, "not_found", str(missing))
+            except Refusal as refusal:
+                self._parts.rows.fail(row.key, refusal)
             if row.slot is not None:  # otherwise it has been refused
                 self._begin(row, row.slot)
         self._parts.runner.states.replace(beginnings)

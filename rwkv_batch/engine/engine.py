@@ -23,12 +23,11 @@ from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.loop import StepLoop
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.engine.offline import Options, request_of, whole_rows
-from rwkv_batch.engine.row_adapters.adapters import AdapterMissing, Adapters
-from rwkv_batch.engine.rows.beginnings import Beginnings, StartStateMissing
+from rwkv_batch.engine.rows.adapters import Adapters
+from rwkv_batch.engine.rows.beginnings import Beginnings
 from rwkv_batch.engine.rows.making import RowMaker
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.rows.repeats import OTHER_BODY
-from rwkv_batch.engine.rows.rows import Rows, failure
+from rwkv_batch.engine.rows.rows import Refusal, Rows, failure
 from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
@@ -39,8 +38,7 @@ from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
 from rwkv_batch.runner.loading import LoadedModel, load_model
 from rwkv_batch.runner.protocol import Runner
-from rwkv_batch.sampling.params import check, drawable
-from rwkv_batch.state.entries import StoreError, message
+from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.starts.prefix_cache import PrefixCache
 from rwkv_batch.text.tokenizer import Tokenizer, tokenizer_of
@@ -113,13 +111,13 @@ class Engine:
         self.adapters = Adapters(self.parts, config, wake)
         self.grammars = GrammarQueue(weights.vocab, config.max_waiting * tokenizer.has_texts, wake)
         self.masks = MaskMaker(weights.vocab, wake)
-        self._beginnings = Beginnings(PrefixCache(config.prefix_cache_mb << 20), self.parts.pool)
-        self._turns = Turns(self.parts, self._beginnings)
-        self._maker = RowMaker(self.parts, self._beginnings, self._turns)
-        self._loop = StepLoop(self.parts, self._turns, self.adapters, self.masks)
+        beginnings = Beginnings(PrefixCache(config.prefix_cache_mb << 20), self.parts.pool)
+        turns = Turns(self.parts, beginnings)
+        self._maker = RowMaker(self.parts, beginnings, turns, self.adapters)
+        self._loop = StepLoop(self.parts, turns, self.adapters, self.masks)
         self._generating = Lock()
         self.info = describe(loaded, scheduler, self.pool.options.replay_rate)
-        self.commands = Commands(self.parts, self._turns, self.adapters)
+        self.commands = Commands(self.parts, turns, self.adapters)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -170,22 +168,25 @@ class Engine:
         self, key: RequestKey, request: GenerateRequest, compiled: CompiledGrammar | None = None
     ) -> None:
         try:
-            self._add(key, request, compiled)
-        except QueueFull as full:
-            self._reject(key, "overloaded", f"The server is busy: {full}.")
-        except ValueError as error:
-            reason = "not_found" if isinstance(error, StartStateMissing | AdapterMissing) else "invalid"
-            self._reject(key, reason, error)
+            return self._add(key, request, compiled)
         except StoreError as error:
             self.counts.requests["failed"] += 1
-            self.parts.rows.emit(key, failure(request.id, message(error) or ""))
+            return self.parts.rows.emit(key, failure(request.id, error))
+        except QueueFull as full:
+            why = Refusal("overloaded", f"The server is busy: {full}.")
+        except Refusal as refusal:
+            why = refusal
+        except ValueError as error:
+            why = Refusal("invalid", str(error), getattr(error, "field", ""))
+        self.counts.requests[why.reason] += 1
+        self.parts.rows.emit(key, failure(request.id, why))
 
     def command(self, key: RequestKey, command: EngineCommand) -> None:
         """Do something with stored states or with requests; `step` returns the answer, at once or later."""
         try:
             self.commands.run(key, command)
-        except StoreError as error:
-            self.parts.rows.emit(key, failure(command.id, message(error) or ""))
+        except (Refusal, StoreError) as error:
+            self.parts.rows.reply(key, error)
 
     def cancel(self, key: RequestKey) -> None:
         """Drop a request's rows, waiting or running."""
@@ -267,48 +268,25 @@ class Engine:
                 self.cancel(key)
 
     def _add(self, key: RequestKey, request: GenerateRequest, compiled: CompiledGrammar | None) -> None:
-        """Raises ValueError or QueueFull; then nothing of the request was queued."""
-        check(request.sampling, drawable(self.parts.weights.vocab))
+        """Raises ValueError, Refusal, QueueFull or StoreError; then nothing of the request was queued."""
         self.commands.requests.check(request)
-        states = self._beginnings.check(request)
-        self.parts.prompts.check(request)
-        turn, again, target, continued, encoder = request.turn, None, None, False, self.parts.prompts
-        if turn:
-            again = self._turns.stored_reply(request)
-            if again and not again.answers(request):
-                return self._reject(key, "invalid", OTHER_BODY)
-            continued = again.continued if again else self._turns.has_source(turn)
-            if turn.required and not continued:
-                return self._reject(key, "not_found", f"There is no session {turn.source}.")
-            prompts = [encoder.encode_turn(request, continued)]
-            target = self._turns.choose_target(turn)
-        else:
-            prompts = [encoder.encode(prompt, request.prefix_ids) for prompt in request.prompts]
-        starts = [(part, self.adapters.of(request, part.start_state)) for part in states]
-        adapter = starts[0][1]
-        if turn and not again and (refusal := self._turns.refusal(turn, adapter)):
-            return self._reject(key, "conflict", refusal)
-        rows = self._maker.rows_of(request, key, prompts, target, starts)
+        rows = self._maker.rows_of(request, key)
         leading = [row for row in rows if row.leads]
         if request.grammar:
             if compiled is None:
                 raise QueueFull("too many grammars wait to be compiled")
             for row in leading:
                 row.draws.constraint = compiled.constraint()
-        goes_on = turn and (continued or rows[0].life.start_state)
-        cached = [0 if goes_on else self._beginnings.cached_tokens(row) for row in leading[:: request.n]]
-        runs = request.max_tokens > 0 or turn or request.prompt_logprobs is not None
+        firsts, life = leading[:: request.n], leading[0].life
+        prompts, cached = [row.prompt for row in firsts], [row.life.cached_tokens(row) for row in firsts]
+        runs = request.max_tokens > 0 or life.keeps_state or request.prompt_logprobs is not None
         if runs:
             self.scheduler.add(rows, limited=key[0] != OFFLINE)
         self.counts.accept(rows, prompts, cached)
-        made_by = self.info.fingerprint + (f"+{adapter.digest}" if adapter else "")
-        self.parts.rows.emit(key, encoder.accepted(request, prompts, cached, target, made_by))
+        made_by = self.info.fingerprint + (f"+{life.adapter.digest}" if life.adapter else "")
+        self.parts.rows.emit(key, self.parts.prompts.accepted(request, prompts, cached, life.target, made_by))
         if not runs:
             for row in leading:
                 self.parts.rows.answer(row, "length")
             ended = [RowDelta(row.number, "", 0, "length") for row in leading]
             self.parts.rows.emit(key, Progress(request.id, ended))
-
-    def _reject(self, key: RequestKey, reason: str, why: object) -> None:
-        self.counts.requests[reason] += 1
-        self.parts.rows.refuse(key, reason, str(why), getattr(why, "field", ""))

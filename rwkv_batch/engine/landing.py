@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.rows.rows import Refusal
 from rwkv_batch.engine.scheduling.row import Row
 from rwkv_batch.engine.scheduling.steps import StepInFlight
 from rwkv_batch.sampling.reference import BROKEN
@@ -51,7 +52,7 @@ class Landing:
                 if place in broken:
                     self._fail(row)
                 elif bound:
-                    shown.reject(row.key, "invalid", bound.error, bound.field)
+                    shown.fail(row.key, Refusal("invalid", bound.error, bound.field))
                 continue
             if steps == 1:
                 row.in_flight -= 1

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rwkv_batch.engine.admission import Admission
 from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.landing import Landing
-from rwkv_batch.engine.row_adapters.adapters import Adapters
+from rwkv_batch.engine.rows.adapters import Adapters
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.engine.scheduling.pace import Pace

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from rwkv_batch.engine.row_adapters.adapters import Adapters
-from rwkv_batch.engine.row_adapters.kinds import AdapterRefused, LoadedAdapter
-from rwkv_batch.engine.rows.rows import Rows
+from rwkv_batch.engine.rows.adapters import Adapters, LoadedAdapter
+from rwkv_batch.engine.rows.rows import Refusal, Rows
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.wire.commands import AdapterCommand, ListAdapters, LoadAdapter, RemoveAdapter
@@ -27,23 +26,14 @@ class AdapterCommands:
                 self._rows.reply(request, None, found=self._adapters.remove(name))
 
     def _load(self, request: RequestKey, command: LoadAdapter) -> None:
+        if command.alpha is not None and command.scaling is not None:
+            raise Refusal("invalid", "adapter_alpha and adapter_scaling say the same; give one of them.")
         given = command.alpha is not None or command.scaling is not None
         scaling = Scaling(command.scaling, command.alpha) if given else None
 
         def loaded(adapter: LoadedAdapter | None, error: Exception | None) -> None:
-            if isinstance(error, AdapterRefused):
-                self._rows.refuse(request, error.reason, str(error))
-            elif adapter is None:
-                known = isinstance(error, StoreError)
-                message = f"The adapter could not be loaded ({type(error).__name__})."
-                self._rows.reply(request, str(error) if known else message)
-            else:
-                self._rows.reply(request, None, adapters=[adapter.info])
+            known = error is None or isinstance(error, Refusal | StoreError)
+            why = error if known else f"The adapter could not be loaded ({type(error).__name__})."
+            self._rows.reply(request, why, adapters=[adapter.info] if adapter else [])
 
-        try:
-            if command.alpha is not None and command.scaling is not None:
-                message = "adapter_alpha and adapter_scaling say the same; give one of them."
-                raise AdapterRefused("invalid", message)
-            self._adapters.load(command.key, Path(command.path), scaling, loaded)
-        except AdapterRefused as error:
-            self._rows.refuse(request, error.reason, str(error))
+        self._adapters.load(command.key, Path(command.path), scaling, loaded)

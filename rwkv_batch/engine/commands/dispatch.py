@@ -5,7 +5,7 @@ from rwkv_batch.engine.commands.requests import RequestCommands
 from rwkv_batch.engine.commands.sessions import SessionCommands
 from rwkv_batch.engine.commands.start_states import StartStateCommands
 from rwkv_batch.engine.commands.text import TextCommands
-from rwkv_batch.engine.row_adapters.adapters import Adapters
+from rwkv_batch.engine.rows.adapters import Adapters
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.wire.commands import (
@@ -29,7 +29,7 @@ class Commands:
         self.texts = TextCommands(parts)
 
     def run(self, key: RequestKey, command: EngineCommand) -> None:
-        """The reply is an event, at once or later. Raises entries.StoreError."""
+        """The reply is an event, at once or later. Raises Refusal, entries.StoreError."""
         if isinstance(command, RequestCommand):
             self.requests.run(key, command)
         elif isinstance(command, StartStateCommand):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from rwkv_batch.engine.rows.beginnings import mixed
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.rows.stored_turns import StoredTurn
+from rwkv_batch.engine.rows.rows import Refusal
 from rwkv_batch.engine.scheduling.row import DECODING, PAUSING, Row
 from rwkv_batch.wire.codec import encode
 from rwkv_batch.wire.commands import PAUSED, ListRequests, PauseRequest, RequestCommand, StopRequest
@@ -78,7 +78,7 @@ class RequestCommands:
         found = [
             row
             for row in self._scheduler.rows()
-            if not row.text.finish_reason and not _abandoned(row) and row.key not in self._storing
+            if not row.text.finish_reason and not row.life.abandoned and row.key not in self._storing
         ]
         return sorted(found, key=lambda row: row.arrival)
 
@@ -109,9 +109,7 @@ class RequestCommands:
             self._rows.reply(command_key, None)
             return
         if why := self._unpausable(rows[0].request):
-            message = f"The request {rows[0].request.name} cannot be paused: {why}."
-            self._rows.refuse(command_key, "conflict", message)
-            return
+            raise Refusal("conflict", f"The request {rows[0].request.name} cannot be paused: {why}.")
         _hold(rows, True)
         self._pausing.append((command_key, rows, document))
         self.poll()
@@ -151,11 +149,8 @@ class RequestCommands:
 
     def _document(self, rows: list[Row]) -> GenerateRequest:
         """The request, from where its rows are."""
-        request = rows[0].request
-        turn = request.turn
         life = rows[0].life
-        if turn and isinstance(life, StoredTurn) and (digest := life.source_digest):
-            turn = replace(turn, source_digest=digest)
+        request = life.paused(rows[0])
         return replace(
             request,
             adapter_digest=life.adapter.digest if request.adapter and life.adapter else "",
@@ -163,7 +158,6 @@ class RequestCommands:
             prompts=[_prompt_of(request, row.number) for row in rows],
             n=1,
             sampling=replace(request.sampling, seed=rows[0].draws.seed),
-            turn=turn,
             rows=[PausedRow(row.number, row.drawn) for row in rows],
             row_numbers=[],
             model=self._model,
@@ -191,11 +185,6 @@ def _hold(rows: list[Row], held: bool) -> None:
     for row in rows:
         for member in row.together:
             member.held = member.held | PAUSING if held else member.held & ~PAUSING
-
-
-def _abandoned(row: Row) -> bool:
-    """Whether it was dropped and is there only until its state has been loaded."""
-    return isinstance(row.life, StoredTurn) and row.life.abandoned
 
 
 def _infos(rows: list[Row]) -> list[RequestInfo]:

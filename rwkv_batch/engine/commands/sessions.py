@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.rows.rows import Refusal
 from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.state.entries import (
     Head,
@@ -42,14 +43,14 @@ class SessionCommands:
     def run(self, request: RequestKey, command: SessionCommand) -> None:
         match command:
             case ForkSession() | RewindSession() | SessionHistory() | ExportSession():
-                if session := self._pool.find(command.key):
-                    self._run_on(session, request, command)
-                else:
-                    self._rows.refuse(request, "not_found", f"There is no session {command.key}.")
+                session = self._pool.find(command.key)
+                if session is None:
+                    raise Refusal("not_found", f"There is no session {command.key}.")
+                self._run_on(session, request, command)
             case ImportSession(key=key, data=data):
-                if self._lock(request, key):
-                    done = partial(self._imported, request, key)
-                    self._pool.files.import_(key, data, tokens=self._pool.token_log, done=done)
+                self._lock(key)
+                done = partial(self._imported, request, key)
+                self._pool.files.import_(key, data, tokens=self._pool.token_log, done=done)
             case DeleteSession(key=key, prefix=prefix):
                 begun = self._turns.discard(key, prefix)
 
@@ -80,26 +81,24 @@ class SessionCommands:
             case ForkSession(turn=int(number)) | RewindSession(turn=number) if number and (
                 reason := self._no_turns(session)
             ):
-                self._rows.refuse(
-                    request, "conflict", f"There is no turn {number} in {session.key}: {reason}."
-                )
+                raise Refusal("conflict", f"There is no turn {number} in {session.key}: {reason}.")
             case SessionHistory() if not self._pool.token_log and (reason := self._no_turns(session)):
-                self._rows.refuse(request, "conflict", f"There is no history of {session.key}: {reason}.")
+                raise Refusal("conflict", f"There is no history of {session.key}: {reason}.")
             case ExportSession(what="tokens") if reason := self._no_turns(session):
                 sentence = f"There are no tokens of {session.key}: {reason}; export it with its state."
-                self._rows.refuse(request, "conflict", sentence)
+                raise Refusal("conflict", sentence)
             case ForkSession(target=target, replace=False) if self._pool.find(target):
-                self._rows.refuse(request, "exists", f"There is a session {target} already.")
+                raise Refusal("exists", f"There is a session {target} already.")
             case ForkSession(target=target, turn=number):
-                if self._lock(request, target):
-                    at = self._pool.at(target)
-                    if number is None:
-                        self._point(request, at, session.head)
-                    else:
-                        self._find_turn(request, session, number, at)
+                self._lock(target)
+                at = self._pool.at(target)
+                if number is None:
+                    self._point(request, at, session.head)
+                else:
+                    self._find_turn(request, session, number, at)
             case RewindSession(key=key, turn=number):
-                if self._lock(request, key):
-                    self._find_turn(request, session, number, SessionAt(key, session.head.turn))
+                self._lock(key)
+                self._find_turn(request, session, number, SessionAt(key, session.head.turn))
             case SessionHistory(after=after, limit=limit):
                 last = session.head.number if limit is None else min(session.head.number, after + limit)
                 numbers = range(after + 1, last + 1)
@@ -135,7 +134,7 @@ class SessionCommands:
             else:
                 self._scheduler.unlock(target)
                 sentence = f"There is no turn {number} in {session.key}, which has {session.head.number}."
-                self._rows.refuse(request, "not_found", sentence)
+                self._rows.reply(request, Refusal("not_found", sentence))
 
         self._pool.turns(session, range(number, number + 1), found)
 
@@ -168,19 +167,15 @@ class SessionCommands:
         self._rows.reply(request, error, **found)
 
     def _exported(self, request: RequestKey, data: bytes | None, error: Exception | None) -> None:
-        if isinstance(error, NotInFile):
-            self._rows.refuse(request, "conflict", str(error))
-        else:
-            self._rows.reply(request, message(error), data=data or b"")
+        why = Refusal("conflict", str(error)) if isinstance(error, NotInFile) else message(error)
+        self._rows.reply(request, why, data=data or b"")
 
     def _imported(self, request: RequestKey, key: str, error: str | None) -> None:
         self._scheduler.unlock(key)
-        if isinstance(error, Moved | Unavailable):
-            self._rows.reply(request, error)
-        elif error:
-            self._rows.refuse(request, "invalid", error)
-        else:
-            self._rows.reply(request, None)
+        why: str | Refusal | None = error
+        if error and not isinstance(error, Moved | Unavailable):
+            why = Refusal("invalid", error)
+        self._rows.reply(request, why)
 
     def _listed(self, request: RequestKey, status: Status | None, error: str | None) -> None:
         if status is None:
@@ -189,14 +184,11 @@ class SessionCommands:
         sessions = [SessionInfo(s.key, s.tier, s.updated, s.tokens) for s in status.sessions]
         self._rows.reply(request, None, sessions=sessions, total=status.total, l1=status.l1, l2=status.l2)
 
-    def _lock(self, request: RequestKey, key: str) -> bool:
-        """Keep turns of the session waiting; False if one is under way, and the client gets a refusal."""
+    def _lock(self, key: str) -> None:
+        """Keep turns of the session waiting. Raises Refusal if one is under way."""
         if key in self._scheduler.queues:
-            sentence = "That session is busy with a turn or a copy; try again in a moment."
-            self._rows.refuse(request, "overloaded", sentence)
-            return False
+            raise Refusal("overloaded", "That session is busy with a turn or a copy; try again in a moment.")
         self._scheduler.lock(key)
-        return True
 
     def _unlock(self, key: str, done: Callable[[str | None], None], error: str | None) -> None:
         self._scheduler.unlock(key)

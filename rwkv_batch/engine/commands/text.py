@@ -3,6 +3,7 @@
 from itertools import chain
 
 from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.rows.rows import Refusal
 from rwkv_batch.wire.commands import Detokenize, TextCommand, Tokenize
 from rwkv_batch.wire.protocol import RequestKey
 
@@ -14,19 +15,15 @@ class TextCommands:
         self._tokenizer, self._rows = parts.tokenizer, parts.rows
 
     def run(self, request: RequestKey, command: TextCommand) -> None:
+        data = self._tokenizer.token_bytes
         try:
             self._tokenizer.demand_texts()
-            self._answer(request, command)
+            match command:
+                case Tokenize(texts=texts):
+                    ids = [self._tokenizer.encode(text) for text in texts]
+                    pieces = [data(token) for token in chain.from_iterable(ids)]
+                    self._rows.reply(request, None, token_ids=ids, token_bytes=pieces)
+                case Detokenize(tokens=tokens):
+                    self._rows.reply(request, None, token_bytes=[data(token) for token in tokens])
         except ValueError as error:
-            self._rows.refuse(request, "invalid", str(error))
-
-    def _answer(self, request: RequestKey, command: TextCommand) -> None:
-        """Raises ValueError."""
-        data = self._tokenizer.token_bytes
-        match command:
-            case Tokenize(texts=texts):
-                ids = [self._tokenizer.encode(text) for text in texts]
-                pieces = [data(token) for token in chain.from_iterable(ids)]
-                self._rows.reply(request, None, token_ids=ids, token_bytes=pieces)
-            case Detokenize(tokens=tokens):
-                self._rows.reply(request, None, token_bytes=[data(token) for token in tokens])
+            raise Refusal("invalid", str(error)) from error

@@ -4,6 +4,7 @@ from functools import partial
 
 from torch import Tensor
 
+from rwkv_batch.engine.rows.rows import Refusal
 from rwkv_batch.engine.scheduling.row import Row
 from rwkv_batch.state.starts.contents import StoredStart
 from rwkv_batch.state.starts.prefix_cache import PrefixCache
@@ -14,10 +15,6 @@ START_TOKEN = 1 << 31  # plus a number: stands in cached prefixes for the start 
 ADAPTER_TOKEN = 1 << 30  # the same for the adapter with which they were fed
 
 
-class StartStateMissing(ValueError):
-    """There is no start state of the name, or it is not what it was; one sentence."""
-
-
 class Beginnings:
     """`cache`: states after prefixes of prompts, those of a start state behind a token of its own."""
 
@@ -25,34 +22,33 @@ class Beginnings:
         self._cache, self._pool = cache, pool
 
     def start(self, row: Row) -> StoredStart | None:
-        """The start state that the request names, as it is now. Raises StartStateMissing."""
+        """The start state that the request names, as it is now. Raises Refusal."""
         name = row.life.start_state
         found = self._pool.starts.find(name) if name else None
         if name and found is None:
-            raise StartStateMissing(f"There is no start state {name}.")
+            raise Refusal("not_found", f"There is no start state {name}.")
         return found
 
     def check(self, request: GenerateRequest) -> list[MixturePart]:
         """The states in which its rows run, as of `mixed`.
 
-        Raises StartStateMissing, also for a request that goes on and began in other states; ValueError.
+        Raises Refusal, also for a request that goes on and began in other states; ValueError.
         """
         parts = mixed(request)
         names = [part.start_state for part in parts]
         for name in filter(None, names):
             if self._pool.starts.find(name) is None:
-                raise StartStateMissing(f"There is no start state {name}.")
+                raise Refusal("not_found", f"There is no start state {name}.")
         if request.start_digest not in (b"", self._pool.starts.digest(names)):
             states = " and ".join(filter(None, names))
-            raise StartStateMissing(
-                f"The start state {states} is not what it was when this request was paused."
-            )
+            message = f"The start state {states} is not what it was when this request was paused."
+            raise Refusal("not_found", message)
         return parts
 
     def cached_tokens(self, row: Row) -> int:
         """How many tokens of its prompt need not be fed, as it goes on from no session.
 
-        Raises StartStateMissing.
+        Raises Refusal.
         """
         hit = self._longest(row, _past(row, self.start(row)))
         return hit[0] if hit else 0
@@ -60,7 +56,7 @@ class Beginnings:
     def begin(self, row: Row) -> Tensor | None:
         """The bytes that its slot begins with, and what is fed of it; None: as before any token.
 
-        Raises StartStateMissing.
+        Raises Refusal.
         """
         start = self.start(row)
         past = _past(row, start)

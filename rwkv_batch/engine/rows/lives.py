@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rwkv_batch.engine.rows.beginnings import Beginnings
 from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.rows.rows import Refusal
 from rwkv_batch.engine.rows.stored_turns import StoredTurn
 from rwkv_batch.engine.scheduling.row import Beginning, Life, Row
 from rwkv_batch.state.entries import Session, Turn
@@ -22,6 +23,9 @@ class Fresh(Life):
 
     parts: EngineParts
     beginnings: Beginnings
+
+    def cached_tokens(self, row: Row) -> int:
+        return self.beginnings.cached_tokens(row)
 
     def begin(self, row: Row) -> Beginning:
         assert row.slot is not None
@@ -103,10 +107,9 @@ class MixtureMember(Fresh):
         if first.slot is None or row.request.max_tokens == 0:  # it was refused, or draws nothing
             self.parts.rows.end(row)
             return {}
-        turn, life = row.request.turn, first.life
-        assert turn and isinstance(life, StoredTurn)
-        source = life.source
-        if source is None or source.key != turn.source:  # the session begins here
+        assert isinstance(first.life, StoredTurn)
+        source = first.life.source
+        if source is None or not first.life.continued:  # the session begins here
             return self._start(row, first.prompt)
         row.begin_loading()
         numbers = range(source.head.number + 1)
@@ -128,14 +131,14 @@ class MixtureMember(Fresh):
         began = turns[0].digest if turns and turns[0].number == 0 else b""
         if began != self.parts.pool.starts.digest([first.life.start_state]):
             message = f"The session {source.key} did not begin in the first state of this mixture."
-            rows.reject(row.key, "conflict", message)
+            rows.fail(row.key, Refusal("conflict", message))
             return
         row.loaded([])
         history = [token for turn in turns for token in (*turn.prompt, *turn.completion)]
         try:
             self.parts.runner.states.replace(self._start(row, history + first.prompt))
-        except ValueError as missing:  # StartStateMissing
-            rows.reject(row.key, "not_found", str(missing))
+        except Refusal as refusal:
+            rows.fail(row.key, refusal)
 
     def _start(self, row: Row, prompt: list[int]) -> Beginning:
         assert row.slot is not None

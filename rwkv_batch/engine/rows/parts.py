@@ -14,7 +14,11 @@ from state_pool import StatePool
 
 @dataclass(frozen=True)
 class EngineParts:
-    """One of each for a model, from the engine's start to its end."""
+    """One of each for a model, from the engine's start to its end.
+
+    Who is made with an engine gets all of them, and takes what it needs: which parts know which is then not
+    written down twice, where they are made and in `Engine`.
+    """
 
     weights: Checkpoint
     runner: Runner

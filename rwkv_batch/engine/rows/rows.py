@@ -10,8 +10,16 @@ from typing import Any
 from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.row import FINALIZING, Outbox, Row
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
-from rwkv_batch.state.entries import Moved, Unavailable
+from rwkv_batch.state.entries import Moved, Unavailable, message
 from rwkv_batch.wire.protocol import CommandReply, Event, Failed, Progress, Rejected, RequestKey, RowDelta
+
+
+class Refusal(ValueError):
+    """Why a request or command is not carried out, in one sentence. reason and field: of Rejected."""
+
+    def __init__(self, reason: str, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.reason, self.field = reason, field
 
 
 class Rows:
@@ -33,14 +41,10 @@ class Rows:
         """An event of a request or a command, behind those before it."""
         self._events.append((key, event))
 
-    def reply(self, command: RequestKey, error: str | None, **fields: Any) -> None:
-        """Answer a command with a CommandReply of these fields, or with the error, one sentence."""
+    def reply(self, command: RequestKey, error: str | Exception | None, **fields: Any) -> None:
+        """Answer a command with a CommandReply of these fields, or with the error, as of `failure`."""
         answer = CommandReply(command[1], **fields)
         self.emit(command, failure(command[1], error) if error else answer)
-
-    def refuse(self, key: RequestKey, reason: str, message: str, field: str = "") -> None:
-        """Answer that nothing is done. reason and field: of Rejected."""
-        self.emit(key, Rejected(key[1], reason, message, field))
 
     def show(self, row: Row, delta: RowDelta) -> None:
         """Text of a row, which leaves with that of others of its request."""
@@ -104,15 +108,11 @@ class Rows:
         self.show(first, first.fail(message))
         self.end_together(row, "error")
 
-    def reject(self, key: RequestKey, reason: str, message: str, field: str = "") -> None:
-        """End what there is of a request, which is refused. reason and field: of Rejected."""
-        self._lose(key)
-        self.refuse(key, reason, message, field)
-
-    def fail(self, key: RequestKey, message: str) -> None:
-        """End what there is of a request, of which something has failed."""
-        self._lose(key)
-        self.emit(key, Failed(key[1], message))
+    def fail(self, key: RequestKey, why: str | Refusal) -> None:
+        """End what there is of a request, of which something has failed or is refused."""
+        self.drop(lambda row: row.key == key, "error")
+        self._deltas.pop(key, None)
+        self.emit(key, failure(key[1], why))
 
     def fail_step(self, fed: Iterable[Row], message: str) -> None:
         """A step over these rows has failed: their requests have, but for those that are answered already."""
@@ -122,18 +122,15 @@ class Rows:
         for key in {row.key for row in fed if row not in stored}:
             self.fail(key, message)
 
-    def _lose(self, key: RequestKey) -> None:
-        self.drop(lambda row: row.key == key, "error")
-        self._deltas.pop(key, None)
 
+def failure(request_id: str, error: str | Exception) -> Failed | Rejected:
+    """What a reader gets of an error, which says what it is in one sentence.
 
-def failure(request_id: str, error: str) -> Failed | Rejected:
-    """What a reader gets of an error: a refusal if a session has been changed by others meanwhile.
-
-    Or if the database is away.
+    It is a refusal too if a session has been changed by others meanwhile, or if the database is away.
     """
-    if isinstance(error, Moved):
-        return Rejected(request_id, "conflict", str(error))
-    if isinstance(error, Unavailable):
-        return Rejected(request_id, "unavailable", str(error))
-    return Failed(request_id, error)
+    if isinstance(error, Refusal):
+        return Rejected(request_id, error.reason, str(error), error.field)
+    why = error if isinstance(error, str) else message(error) or ""
+    if isinstance(why, Moved | Unavailable):
+        return Rejected(request_id, "conflict" if isinstance(why, Moved) else "unavailable", str(why))
+    return Failed(request_id, why)

@@ -11,10 +11,12 @@ a savepoint, or to where the turn began. Without a token log the state is stored
 from dataclasses import dataclass, field
 from functools import partial
 
+from msgspec.structs import replace
+
 from rwkv_batch.engine.rows.beginnings import Beginnings
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.repeats import OTHER_BODY, StoredReply, stored_with
-from rwkv_batch.engine.rows.rows import failure
+from rwkv_batch.engine.rows.rows import Refusal, failure
 from rwkv_batch.engine.scheduling.row import DECODING, LOADING, Beginning, Life, Row, RowAdapter
 from rwkv_batch.state.entries import (
     EMPTY_DIGEST,
@@ -25,26 +27,19 @@ from rwkv_batch.state.entries import (
     Session,
     SessionAt,
     StoreError,
-    message,
 )
 from rwkv_batch.state.pool.savepoints import RunningTurn
-from rwkv_batch.wire.protocol import GenerateRequest, Progress, Rejected, RowDelta, SessionTurn
-
-
-class _Refused(StoreError):
-    """A turn that cannot begin; the message is one sentence."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+from rwkv_batch.wire.protocol import GenerateRequest, Progress, RowDelta, SessionTurn
 
 
 @dataclass(eq=False)
 class StoredTurn(Life):
     """A turn from its request until it is stored."""
 
+    keeps_state = True
     turns: "Turns"
     turn: SessionTurn
+    continued: bool = False  # its session is there already, or will be when the turns before it have ended
     source: Session | None = None  # the session that it continues, as it was when the turn began
     at: SessionAt | None = None  # the session under which it is stored, as that was when the turn began
     parent: Head | None = None  # the end of `source`, with what is known of its images
@@ -54,13 +49,27 @@ class StoredTurn(Life):
     committed: bool = False
     kept: bool = False  # the state has been brought to the end of the text
     discarded: bool = False  # its session was deleted meanwhile: its text counts, its state does not
-    abandoned: bool = False  # while its state was being loaded into the slot: it is there only until then
     save_at: int = 0  # drawn tokens that the state has seen when the next savepoint is due
 
     @property
     def stored(self) -> bool:
         """Whether its text has ended and its turn is stored, with its state or without."""
         return self.head is not None
+
+    def cached_tokens(self, row: Row) -> int:
+        goes_on = self.continued or self.start_state
+        return 0 if goes_on else self.turns.beginnings.cached_tokens(row)
+
+    def prompt(self, request: GenerateRequest) -> list[int]:
+        """The tokens of its prompt, as far as is known what it follows. Raises ValueError."""
+        separator = self.turn.separator if self.continued else None
+        return self.turns.parts.prompts.encode_turn(request, separator)
+
+    def paused(self, row: Row) -> GenerateRequest:
+        if row not in self.turns.begun:
+            return row.request
+        digest = self.source.head.digest if self.source else EMPTY_DIGEST
+        return replace(row.request, turn=replace(self.turn, source_digest=digest))
 
     def begin(self, row: Row) -> Beginning:
         turns, parts = self.turns, self.turns.parts
@@ -70,15 +79,12 @@ class StoredTurn(Life):
                 return {}
             self.source = turns.find_source(self)
             self.at = self._find_target()
-        except StoreError as error:
-            reason = error.reason if isinstance(error, _Refused) else None
-            id_, sentence = row.key[1], message(error) or ""
-            event = Rejected(id_, reason, sentence) if reason else failure(id_, sentence)
-            parts.rows.end(row, "error", event)
+        except (Refusal, StoreError) as error:
+            parts.rows.end(row, "error", failure(row.key[1], error))
             return {}
         turns.begun[row], self.parent = self, self.source.head if self.source else None
-        continued = self.source is not None and self.source.key == self.turn.source
-        row.begin_turn(parts.prompts.encode_turn(row.request, continued))
+        self.continued = self.source is not None and self.source.key == self.turn.source
+        row.begin_turn(self.prompt(row.request))
         # A prompt that is only read is fed as any, as logits behind it show whether its state is sound; not
         # that of a mixture, whose other rows do not run then.
         reads_only = row.request.max_tokens == 0
@@ -135,13 +141,6 @@ class StoredTurn(Life):
         self._abandon(row)
 
     @property
-    def source_digest(self) -> bytes:
-        """Of what it continues; empty if it has not begun."""
-        if self not in self.turns.begun.values():
-            return b""
-        return self.source.head.digest if self.source else EMPTY_DIGEST
-
-    @property
     def before(self) -> int:
         """The turn that this one follows in its session, or NONE."""
         return self.source.head.turn if self.source and self.source.key == self.target else NONE
@@ -176,9 +175,9 @@ class StoredTurn(Life):
             self._end(row)
 
     def _answer_again(self, row: Row, reply: StoredReply) -> None:
-        """It was stored before: its reader gets the text of then. Raises _Refused."""
+        """It was stored before: its reader gets the text of then. Raises Refusal."""
         if not reply.answers(row.request):
-            raise _Refused("invalid", OTHER_BODY)
+            raise Refusal("invalid", OTHER_BODY)
         text = self.turns.parts.tokenizer.decode(reply.turn.completion)
         last = reply.delta(row.number, text, row.request.return_ids)
         self.turns.parts.rows.end(row, last.finish_reason or "stop", Progress(row.key[1], [last]))
@@ -295,38 +294,43 @@ class Turns:
         found = self.parts.pool.find_request(request.turn.request)
         return StoredReply(*found) if found else None
 
-    def has_source(self, turn: SessionTurn) -> bool:
-        """Whether the turn's source is stored, or an earlier turn is going to store it."""
-        return turn.source is not None and (
-            turn.source in self.parts.scheduler.queues or self.parts.pool.find(turn.source) is not None
-        )
+    def life_of(self, request: GenerateRequest, turn: SessionTurn, adapter: RowAdapter | None) -> StoredTurn:
+        """The life of a request's only row, so far as that can be said before it begins.
 
-    def refusal(self, turn: SessionTurn, adapter: RowAdapter | None) -> str | None:
-        """Why the turn cannot go on from its source as that is now; None: it can, or others come before it.
-
-        Its begin looks again. Raises StoreError.
+        Raises Refusal, StoreError.
         """
-        source = self.parts.pool.find(turn.source) if turn.source is not None else None
-        if source is None or turn.source in self.parts.scheduler.queues:
-            return None
-        return self._refusal(source.head, turn, adapter)
+        if len(request.prompts) != 1 or request.n != 1:
+            message = f"A turn has one prompt, not {len(request.prompts)} times {request.n}."
+            raise Refusal("invalid", message)
+        if request.prompt_logprobs is not None:
+            message = "The prompt of a session's turn has no logprobs; send it without a session."
+            raise Refusal("invalid", message)
+        reply, source = self.stored_reply(request), self._source(turn)
+        others = turn.source in self.parts.scheduler.queues  # that come before it, and store what it follows
+        if reply and not reply.answers(request):
+            raise Refusal("invalid", OTHER_BODY)
+        continued = reply.continued if reply else others or source is not None
+        if turn.required and not continued:
+            raise Refusal("not_found", f"There is no session {turn.source}.")
+        if source and not reply and not others:
+            self._check(source.head, turn, adapter)
+        return StoredTurn(self, turn, continued, target=self.choose_target(turn))
 
     def find_source(self, life: StoredTurn) -> Session | None:
-        """What the turn continues: a session, or that of its start state. Raises _Refused, StoreError."""
-        pool, turn = self.parts.pool, life.turn
-        source = pool.find(turn.source) if turn.source is not None else None
+        """What the turn continues: a session, or that of its start state. Raises Refusal, StoreError."""
+        turn, source = life.turn, self._source(life.turn)
         if source is None and turn.required:
-            raise _Refused("not_found", f"The session {turn.source} has been deleted meanwhile.")
-        if source is not None and (refusal := self._refusal(source.head, turn, life.adapter)):
-            raise _Refused("conflict", refusal)
-        if source is None and life.start_state:
-            start = pool.starts.find(life.start_state)
+            raise Refusal("not_found", f"The session {turn.source} has been deleted meanwhile.")
+        if source is not None:
+            self._check(source.head, turn, life.adapter)
+        elif life.start_state:
+            start = self.parts.pool.starts.find(life.start_state)
             if start is None:
-                raise _Refused("not_found", f"There is no start state {life.start_state}.")
+                raise Refusal("not_found", f"There is no start state {life.start_state}.")
             source = start.session
         if turn.source_digest not in (b"", source.head.digest if source else EMPTY_DIGEST):
             message = f"The session {turn.source} is not what it was when this turn was paused."
-            raise _Refused("conflict", message)
+            raise Refusal("conflict", message)
         return source
 
     def save(self) -> None:
@@ -381,15 +385,19 @@ class Turns:
                 turn.discarded = True
         return begun
 
-    def _refusal(self, head: Head, turn: SessionTurn, adapter: RowAdapter | None) -> str | None:
+    def _source(self, turn: SessionTurn) -> Session | None:
+        return None if turn.source is None else self.parts.pool.find(turn.source)
+
+    def _check(self, head: Head, turn: SessionTurn, adapter: RowAdapter | None) -> None:
+        """Raises Refusal if the turn cannot go on from this end of its source."""
         served = self.parts.pool.adapted
         made_by, wanted = served.digest(head), adapter.digest if adapter else ""
         # From a start state that no adapter has made any may go on.
         if made_by != wanted and (made_by or head.tokens):
-            return _other_adapter(turn, adapter)
-        if served.is_of_this_model(head):
-            return None
-        return served.refusal(head.model, past_unknown=head.number == 0)
+            raise Refusal("conflict", _other_adapter(turn, adapter))
+        foreign = not served.is_of_this_model(head)
+        if foreign and (why := served.refusal(head.model, past_unknown=head.number == 0)):
+            raise Refusal("conflict", why)
 
 
 def _other_adapter(turn: SessionTurn, adapter: RowAdapter | None) -> str:

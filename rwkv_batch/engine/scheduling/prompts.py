@@ -11,13 +11,14 @@ class PromptEncoder:
         self._tokenizer, self._vocab = tokenizer, vocab
 
     def check(self, request: GenerateRequest) -> None:
-        """Raises ValueError for texts where there are only ids, a turn of several prompts, and logprobs that
-        a prompt cannot have.
-        """
+        """Raises ValueError for no prompt, texts where there are only ids, logprobs that cannot be had."""
+        if not request.prompts or request.n < 1:
+            raise ValueError("The request asks for no text; give a prompt, and n of 1 or more.")
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
         if texts or request.stop_strings or request.late_stops or request.grammar:
             self._tokenizer.demand_texts()
-        _check_prompts(request)
+        if request.mixture and request.prompt_logprobs is not None:
+            raise ValueError("A prompt has no logprobs in a mixture of states; name one start state.")
 
     def encode(self, prompt: str | list[int], prefix_ids: list[int]) -> list[int]:
         """The ids of the prefix and the prompt; never empty."""
@@ -29,12 +30,12 @@ class PromptEncoder:
             )
         return ids or [END_OF_TEXT]  # an RNN needs something to start from
 
-    def encode_turn(self, request: GenerateRequest, continued: bool) -> list[int]:
-        """The prompt of a turn. `continued`: it follows a stored state, and the separator comes first."""
-        prompt, separator = request.prompts[0], request.turn.separator if request.turn else ""
-        if continued and isinstance(prompt, str) and not prompt.startswith(separator):
+    def encode_turn(self, request: GenerateRequest, separator: str | None) -> list[int]:
+        """The only prompt of a request. `separator`: what a state is continued with; None: there is none."""
+        prompt = request.prompts[0]
+        if separator and isinstance(prompt, str) and not prompt.startswith(separator):
             prompt = separator + prompt
-        return self.encode(prompt, [] if continued else request.prefix_ids)
+        return self.encode(prompt, request.prefix_ids if separator is None else [])
 
     def accepted(
         self,
@@ -55,14 +56,3 @@ class PromptEncoder:
             prompts if request.return_ids else [],
             [[data(token) for token in prompt] for prompt in prompts] if request.return_bytes else [],
         )
-
-
-def _check_prompts(request: GenerateRequest) -> None:
-    if request.turn and (len(request.prompts) != 1 or request.n != 1):
-        raise ValueError(f"A turn has one prompt, not {len(request.prompts)} times {request.n}.")
-    if request.prompt_logprobs is None:
-        return
-    if request.turn:
-        raise ValueError("The prompt of a session's turn has no logprobs; send it without a session.")
-    if request.mixture:
-        raise ValueError("A prompt has no logprobs in a mixture of states; name one start state.")

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
@@ -50,7 +50,7 @@ DECODING, FINALIZING, FINISHED = RowState.DECODING, RowState.FINALIZING, RowStat
 
 @dataclass(eq=False)
 class RowAdapter:
-    """An adapter that rows run with, or a start state that counts as one (see `engine.row_adapters`).
+    """An adapter that rows run with, or a start state that counts as one (see `rows/adapters.py`).
 
     `slot`: where it is on the device; None: not there.
     """
@@ -69,20 +69,33 @@ Beginning = dict[int, Any]  # what slots begin with, as of States.replace
 class Life(ABC):
     """What a row begins with, and what becomes of it; which row, in that of several, is an argument."""
 
+    keeps_state: ClassVar[bool] = False  # whether a row is fed for its state, though it draws nothing
     start_state: str = ""  # the name of the state in which it begins
     adapter: RowAdapter | None = None
     target: str | None = None  # the session that its state is stored under; one row of each runs
+    abandoned: bool = False  # it was dropped, and its row is there only until its state has been loaded
 
     @property
     def stored(self) -> bool:
         """Whether its text has been answered, and its state is all that is left to do."""
         return False
 
+    def paused(self, row: "Row") -> GenerateRequest:
+        """The row's request, with what it needs to go on once it has been paused."""
+        return row.request
+
+    @abstractmethod
+    def cached_tokens(self, row: "Row") -> int:
+        """How many tokens of its prompt need not be fed, as far as is known before it begins.
+
+        Raises Refusal.
+        """
+
     @abstractmethod
     def begin(self, row: "Row") -> Beginning:
         """It has its slot. What that begins with; empty: its state comes later, or the row has ended.
 
-        Raises StartStateMissing.
+        Raises Refusal.
         """
 
     @abstractmethod

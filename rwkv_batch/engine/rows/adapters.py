@@ -8,20 +8,17 @@ adapter; of the others that whose adapter has been used least recently is.
 A start state that scales what rows read out of their states is an adapter of the rows that begin in it.
 """
 
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from rwkv_batch.config import EngineConfig
-from rwkv_batch.engine.row_adapters.kinds import (
-    AdapterRefused,
-    LoadedAdapter,
-    WeightedAdapter,
-)
 from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.rows.rows import Refusal
 from rwkv_batch.engine.scheduling.row import Row, RowAdapter
 from rwkv_batch.model.adapters import reader
 from rwkv_batch.model.adapters.low_rank import low_rank
@@ -37,11 +34,30 @@ from rwkv_batch.wire.protocol import AdapterInfo, GenerateRequest
 T = TypeVar("T")
 
 
+@dataclass(eq=False, kw_only=True)
+class WeightedAdapter(RowAdapter):
+    """An adapter with what a slot on the device gets of it."""
+
+    weights: LowRankAdapter | None  # None: host memory had no room for it; it is read again when it is needed
+
+
+@dataclass(eq=False, kw_only=True)
+class LoadedAdapter(WeightedAdapter):
+    """An adapter that requests may name, or that rows still run with."""
+
+    path: Path
+    scaling: Scaling | None
+    rank: int
+    of: "LoadedAdapter | None" = None  # of which it is, scaled; requests may name that
+    scale: float = 1.0
+    created: float = field(default_factory=time.time)  # seconds since 1970
+
+    @property
+    def info(self) -> AdapterInfo:
+        return AdapterInfo(self.name, self.digest, self.rank, self.created, str(self.path))
+
+
 Loaded = Callable[[LoadedAdapter | None, Exception | None], None]
-
-
-class AdapterMissing(ValueError):
-    """There is no adapter of the name, or it is not what it was; one sentence."""
 
 
 class Adapters:
@@ -74,21 +90,23 @@ class Adapters:
     def find(self, request: GenerateRequest) -> LoadedAdapter | None:
         """The adapter that a request names, in its scale.
 
-        Raises AdapterMissing, also where it is not what it was; ValueError where no turn could be kept.
+        Raises Refusal, also where it is not what it was, or no turn could be kept.
         """
         if not request.adapter:
             return None
         found = self._adapters.get(request.adapter)
         if found is None:
             loaded = f"loaded are {', '.join(sorted(self._adapters))}" if self._adapters else "none is loaded"
-            raise AdapterMissing(f"There is no adapter {request.adapter[:200]}; {loaded}.")
+            raise Refusal("not_found", f"There is no adapter {request.adapter[:200]}; {loaded}.")
         chosen = found if request.adapter_scale == 1 else self._scaled(found, request.adapter_scale)
         if request.adapter_digest not in ("", found.digest, chosen.digest):
-            raise AdapterMissing(f"The adapter {found.name} is not what it was when this request began.")
+            raise Refusal(
+                "not_found", f"The adapter {found.name} is not what it was when this request began."
+            )
         return chosen
 
     def of(self, request: GenerateRequest, start_state: str) -> RowAdapter | None:
-        """That of the rows of a request that begin in a state. Raises AdapterMissing, ValueError."""
+        """That of the rows of a request that begin in a state. Raises Refusal."""
         named, start = self.find(request), self._parts.pool.starts.find(start_state)
         return self._of_start(start, start.offsets, named) if start and start.offsets else named
 
@@ -107,14 +125,12 @@ class Adapters:
     def load(self, name: str, path: Path, scaling: Scaling | None, done: Loaded) -> None:
         """Read an adapter from a file. `done` gets it inside a later `poll`, or an error.
 
-        Raises AdapterRefused, as the error may be.
+        Raises Refusal, which the error may be too.
         """
         if not self._slots:
-            raise AdapterRefused(
-                "invalid", "The server has no room for adapters; start it with --max-adapters."
-            )
+            raise Refusal("invalid", "The server has no room for adapters; start it with --max-adapters.")
         if name in self._adapters or name in self._loading:
-            raise AdapterRefused("exists", f"The adapter {name} is loaded already; unload it first.")
+            raise Refusal("exists", f"The adapter {name} is loaded already; unload it first.")
         self._loading.add(name)
 
         models = self._parts.pool.adapted
@@ -141,10 +157,7 @@ class Adapters:
                 adapter.number = self._numbers.setdefault(adapter.digest, len(self._numbers))
                 self._adapters[name] = adapter
                 self._hold(adapter)
-            done(
-                adapter,
-                AdapterRefused("invalid", str(error)) if isinstance(error, CheckpointError) else error,
-            )
+            done(adapter, Refusal("invalid", str(error)) if isinstance(error, CheckpointError) else error)
 
         self._run(read, loaded)
 
@@ -192,14 +205,15 @@ class Adapters:
             self._thread.close()
 
     def _of_start(self, start: StoredStart, offsets: Offsets, named: LoadedAdapter | None) -> WeightedAdapter:
-        """What a start state changes at every token. Raises ValueError."""
+        """What a start state changes at every token. Raises Refusal."""
         if named:
-            raise ValueError(
+            raise Refusal(
+                "invalid",
                 f"The start state {start.name} has a time_offset, beside which no adapter of a request can "
-                "run; merge the adapter into the model, as `adapter_filename` of /loadmodel does."
+                "run; merge the adapter into the model, as `adapter_filename` of /loadmodel does.",
             )
         if reason := self.no_offsets():
-            raise ValueError(f"The start state {start.name} has a time_offset, {reason}.")
+            raise Refusal("invalid", f"The start state {start.name} has a time_offset, {reason}.")
         digest, model = offsets.digest, start.session.head.model
         found = self._of_starts.get(digest)
         if found is None or found.model != model:
@@ -215,14 +229,14 @@ class Adapters:
         return found
 
     def _scaled(self, adapter: LoadedAdapter, scale: float) -> LoadedAdapter:
-        """An adapter of its own, whose weights are made when a row needs them. Raises ValueError."""
+        """An adapter of its own, whose weights are made when a row needs them. Raises Refusal."""
         digest = scaled_digest(adapter.digest, scale)
         found = self._of_scales.get(digest)
         if found is None or found.of is not adapter:
             try:
                 model = self._parts.pool.adapted.add(digest)
             except StoreError as error:
-                raise ValueError(str(error)) from None
+                raise Refusal("invalid", str(error)) from None
             number = self._numbers.setdefault(digest, len(self._numbers))
             found = replace(
                 adapter,

@@ -1,1 +1,0 @@
-"""Adapters of running rows."""

@@ -1,4 +1,4 @@
-"""ChangeQueue of models and adapters where there are several engines: one at a time, made by all of them."""
+"""Changes of models and adapters where there are several engines: one at a time, made by all of them."""
 
 from collections import deque
 

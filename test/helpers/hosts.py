@@ -1,7 +1,6 @@
 """A database of several engines: the process that writes for them, and what they have of it."""
 
 import multiprocessing
-import socket
 import tempfile
 import threading
 from abc import ABC, abstractmethod
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from rwkv_batch.state.entries import Operation
-from rwkv_batch.state.host.service import DatabaseService, HostWriter, serve
+from rwkv_batch.state.host.service import UNUSED_SECONDS, DatabaseService, HostWriter, refuse, serve
 from rwkv_batch.state.host.store import HostStore
 from rwkv_batch.state.log.store import Store
 
@@ -25,7 +24,7 @@ class Host(ABC):
     """`path`: of the database. `stores` are closed at the end, before the one that writes."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._stores = path, list[HostStore]()
+        self.path, self.stores = path, list[HostStore]()
         self._folder = tempfile.TemporaryDirectory(prefix="rwkv-")  # with a path that is short enough
         self.address = f"ipc://{self._folder.name}/commit"
 
@@ -36,7 +35,7 @@ class Host(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for store in self._stores:
+        for store in self.stores:
             store.close()
         self.stop()
         self.close()
@@ -48,7 +47,7 @@ class Host(ABC):
     def open(self, limit: int | None = None) -> HostStore:
         """The database as one more engine sees it."""
         store = HostStore(self.path, self.address, limit)
-        self._stores.append(store)
+        self.stores.append(store)
         return store
 
     @abstractmethod
@@ -64,15 +63,17 @@ class ThreadHost(Host):
     """It writes in a thread of this process."""
 
     _thread: threading.Thread
+    unused = UNUSED_SECONDS  # for how long it goes on without an engine
 
     def start(self) -> None:
         self.store = Store(self.path, serves_others=True)
-        self._stop, self._theirs = socket.socketpair()
+        self._stop, self._theirs = multiprocessing.Pipe()
         self._begin()
 
     def stop(self) -> None:
-        self._stop.send(b"x")
-        self._thread.join()
+        if not self._stop.closed:
+            self._stop.send(None)
+        self.join()
         self._stop.close()
         self._theirs.close()
         self.store.close()
@@ -90,8 +91,20 @@ class ThreadHost(Host):
 
     def answer_again(self) -> None:
         """When it has died."""
-        self._thread.join()
+        self.join()
         self._begin()
+
+    def orphan(self) -> None:
+        """As when the supervisor is killed."""
+        self._stop.close()
+
+    def join(self) -> None:
+        """Until it has ended."""
+        self._thread.join()
+
+    def refuse(self, sentence: str) -> None:
+        """In place of it there is one, once, that cannot use the database."""
+        refuse(self.address, sentence, self._theirs)
 
     def _begin(self) -> None:
         self._thread = threading.Thread(target=self._write, daemon=True)
@@ -99,7 +112,7 @@ class ThreadHost(Host):
 
     def _write(self) -> None:
         with suppress(SystemExit):
-            HostWriter(self.store, self.address).run(self._theirs)
+            HostWriter(self.store, self.address).run(self._theirs, self.unused)
 
 
 class ProcessHost(Host):

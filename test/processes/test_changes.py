@@ -1,4 +1,4 @@
-"""ChangeQueue of models and adapters: which an engine makes that is started later, and whose turn it is."""
+"""Changes of models and adapters: which an engine makes that is started later, and whose turn it is."""
 
 from collections.abc import Sequence
 

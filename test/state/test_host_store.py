@@ -1,5 +1,6 @@
 """Two pools on one database: what one changes the other goes on from, or is refused."""
 
+import queue
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,7 +28,10 @@ from rwkv_batch.state.entries import (
     Stamp,
     StoreBroken,
     StoreDocument,
+    StoreError,
 )
+from rwkv_batch.state.host import link
+from rwkv_batch.state.host.link import UNKNOWN, Link
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.starts.contents import StartContents
 
@@ -315,6 +319,87 @@ def test_a_commit_whose_outcome_was_lost_is_not_done_again(host: ThreadHost) -> 
         assert one.wait(name).error is None
         two.turn("a", [2])
         assert one.look("a") == two.look("a") == seen(1, 2)
+
+
+def test_engines_still_store_when_the_supervisor_has_died(host: ThreadHost) -> None:
+    with Pair(host) as (one, two):
+        one.turn("a", [1])
+        host.orphan()
+        two.turn("a", [2])
+        assert one.look("a") == seen(1, 2)
+    for store in host.stores:
+        store.close()
+    host.join()
+
+
+def test_one_that_no_engine_needs_any_more_ends(host: ThreadHost) -> None:
+    with Pair(host) as (one, two):
+        host.die_before_answering()
+        name = one.turn("a", [1], wait=False)
+        host.unused = 0.0
+        host.start_again()
+        assert one.wait(name).error is None
+        two.turn("a", [2])
+    for store in host.stores:
+        store.close()
+    host.join()
+
+
+def test_what_cannot_be_stored_fails_at_once_and_is_stored_when_it_can(host: ThreadHost) -> None:
+    with Pair(host) as (one, two):
+        one.turn("a", [1])
+        host.die_before_answering()
+        names = [one.turn("a", [2], wait=False)]
+        host.join()
+        names.append(two.turn("b", [3], wait=False))
+        host.refuse("The disk has gone.")
+        errors = [str(each.wait(name).error) for each, name in zip((one, two), names, strict=True)]
+        assert errors[0] == f"The disk has gone. {UNKNOWN}", "it was sent to the process before"
+        assert errors[1].startswith("The disk has gone.")
+        host.start_again()
+        two.turn("a", [4])
+        assert one.look("a") == two.look("a") == seen(1, 2, 4)
+
+
+def test_what_nobody_stores_for_long_fails(host: ThreadHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENCE", 0.1)
+    with Pair(host) as (one, _):
+        host.die_before_answering()
+        name = one.turn("a", [1], wait=False)
+        host.join()
+        assert str(one.wait(name).error) == f"{link.SILENT} {UNKNOWN}"
+        host.start_again()
+        one.turn("b", [2])
+
+
+def test_why_a_database_cannot_be_used_is_said_to_the_engine(tmp_path: Path) -> None:
+    host = ProcessHost(tmp_path)
+    with pytest.raises(AssertionError, match="is a directory"):
+        host.start()
+    with pytest.raises(StoreError, match="is a directory; name a file for the database"):
+        Link(host.address, lambda: None)
+    host.process.join()
+    host.close()
+
+
+def test_an_outcome_that_cannot_be_handed_on_holds_no_other_up(host: ThreadHost) -> None:
+    client, outcomes = Link(host.address, lambda: None), queue.SimpleQueue()
+
+    def broken(*outcome: object) -> None:
+        raise KeyError
+
+    client.put([StoreDocument("d", 1.5, b"")], broken)
+    client.put([StoreDocument("e", 1.5, b"")], lambda *outcome: outcomes.put(outcome))
+    removed, error = outcomes.get(timeout=10)
+    assert isinstance(removed, Removed) and error is None
+    client.close()
+
+
+def test_a_link_that_has_ended_stores_nothing_and_says_so(host: ThreadHost) -> None:
+    client, outcomes = Link(host.address, lambda: None), queue.SimpleQueue()
+    client.close()
+    client.put([StoreDocument("d", 1.5, b"")], lambda *outcome: outcomes.put(outcome))
+    assert isinstance(outcomes.get(timeout=10)[1], StoreError)
 
 
 @pytest.fixture

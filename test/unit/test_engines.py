@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import queue
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from rwkv_batch.wire.commands import (
     LoadModel,
     PauseRequest,
     RemoveAdapter,
+    RemoveDocument,
     SessionHistory,
     StopRequest,
 )
@@ -167,6 +169,16 @@ def test_what_has_sent_text_fails(host: Host):
         job.read(5)
 
 
+def asked_for_the_session(engine: StubEngine) -> SessionHistory:
+    """What an engine is asked, once a change of its own has been committed behind those of the dead one."""
+    first = engine.receive()
+    assert isinstance(first, RemoveDocument)
+    engine.send(CommandReply(first.id))
+    asked = engine.receive()
+    assert isinstance(asked, SessionHistory)
+    return asked
+
+
 @pytest.mark.parametrize("changed", [False, True], ids=["not stored", "perhaps stored"])
 def test_a_turn_runs_again_only_if_it_was_not_stored(host: Host, changed: bool):
     home = host.wire.placement.home("m", "s")
@@ -175,8 +187,8 @@ def test_a_turn_runs_again_only_if_it_was_not_stored(host: Host, changed: bool):
     engine.send(Accepted(engine.receive().id, [1], target="s"))
     asyncio.run(asyncio.wait_for(job.accepted(), 5))
     host.wire.lose(home, "gone")
-    asked = other.receive()
-    assert isinstance(asked, SessionHistory) and (asked.key, asked.limit) == ("s", 0)
+    asked = asked_for_the_session(other)
+    assert (asked.key, asked.limit) == ("s", 0)
     other.send(CommandReply(asked.id, updated=2e9 if changed else 1.0))
     if changed:
         with pytest.raises(EngineGone, match="may have been stored"):
@@ -364,11 +376,37 @@ def test_a_turn_that_is_not_known_to_be_accepted_may_have_been_stored(host: Host
     job = host.wire.submit(request("a", turn=SessionTurn(source="s", target="s")))
     host.engines[home].receive()
     host.wire.lose(home, "gone")
-    asked = host.engines[1 - home].receive()
-    assert isinstance(asked, SessionHistory)
+    asked = asked_for_the_session(host.engines[1 - home])
     host.engines[1 - home].send(CommandReply(asked.id, updated=2e9))
     with pytest.raises(EngineGone, match="may have been stored"):
         job.read(5)
+
+
+def test_a_turn_may_have_been_stored_if_the_clock_was_set_meanwhile(host: Host, monkeypatch):
+    home = host.wire.placement.home("m", "s")
+    job = host.wire.submit(request("a", turn=SessionTurn(source="s", target="s")))
+    host.engines[home].receive()
+    host.wire.lose(home, "gone")
+    asked = asked_for_the_session(host.engines[1 - home])
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() - 60)
+    host.engines[1 - home].send(CommandReply(asked.id, updated=clock() - 59))
+    with pytest.raises(EngineGone, match="may have been stored"):
+        job.read(5)
+
+
+def test_a_turn_with_a_key_runs_again_once_the_commits_of_the_dead_engine_are_done(host: Host):
+    home = host.wire.placement.home("m", "s")
+    job = host.wire.submit(request("a", turn=SessionTurn(source="s", target="s", request=b"k" * 16)))
+    host.engines[home].receive()
+    host.wire.lose(home, "gone")
+    other = host.engines[1 - home]
+    first = other.receive()
+    assert isinstance(first, RemoveDocument)
+    other.send(CommandReply(first.id))
+    again = other.receive()
+    other.send(Accepted(again.id, [1], target="s"), Progress(again.id, [end(0)]))
+    assert read_all(job) == {0: "x"}
 
 
 def test_a_refusal_is_said_though_a_change_cannot_be_undone(host: Host):

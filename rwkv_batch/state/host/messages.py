@@ -81,8 +81,14 @@ class Renewed(HostMessage, frozen=True):
     """The database was broken, and another file has taken its place."""
 
 
+class Unusable(HostMessage, frozen=True):
+    """The database cannot be used, and the process ends."""
+
+    sentence: str  # why
+
+
 ToWriter = Hello | Commits
-ToEngine = Welcome | Outcomes | Renewed
+ToEngine = Welcome | Outcomes | Renewed | Unusable
 
 _encoder = msgspec.msgpack.Encoder()
 _to_writer: msgspec.msgpack.Decoder[ToWriter] = msgspec.msgpack.Decoder(ToWriter)

@@ -9,8 +9,10 @@ For the supervisor. It starts the process before the engines, for each database 
     first     True at the server's start, False when it is started again while engines run
 
 `serve` gets the other end of the supervisor's pipe as its last argument. It sends None there when it can be
-used, or a sentence that says why the database cannot be, and ends then (exit code 2). It ends when anything
-is received there or the pipe is closed: after the engines, as these commit when they are stopped.
+used, or a sentence that says why the database cannot be; then it says the same to the engines for a moment
+and ends (exit code 2). It ends when anything is received there: after the engines, as these commit when they
+are stopped. If the pipe is closed, the supervisor has died, and the process ends when no engine is connected.
+It also ends (exit code 0) when none has been for long, as when the model of the database has been removed.
 
 For an engine: HostStore(path, address, limit) in place of Store(path, limit) is all
 (rwkv_batch/state/host/store.py). Engines may start and die at any time. While the process is away, their
@@ -21,10 +23,11 @@ No torch is loaded here.
 """
 
 import logging
+import math
 import secrets
 import signal
-import socket
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,6 +37,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import Removed, Stamp, StoreError
@@ -43,12 +47,17 @@ from rwkv_batch.state.host.messages import (
     Outcomes,
     Renewed,
     SentOutcome,
+    Unusable,
     Welcome,
     decode_to_writer,
     encode,
 )
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.log.writer import Commit, GroupCommit
+
+REFUSING_SECONDS = 1.0  # for which engines that ask are told why the database cannot be used
+ORPHANED_SECONDS = 60.0  # that engines may still commit, once the supervisor has died
+UNUSED_SECONDS = 30.0  # without any engine, after which nobody needs the process
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +81,7 @@ def serve(service: DatabaseService, control: Connection) -> None:
         store = Store(service.path, serves_others=True)
     except StoreError as error:
         control.send(str(error))
+        refuse(service.address, str(error), control)
         sys.exit(2)
     try:
         if service.first:
@@ -83,6 +93,23 @@ def serve(service: DatabaseService, control: Connection) -> None:
         host.run(control)
     finally:
         store.close()
+
+
+def refuse(address: str, sentence: str, control: Connection) -> None:
+    """Say to every engine that asks why the database cannot be used, until `control` can be read."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.LINGER, 1000)
+        router.bind(address)
+        poller = zmq.Poller()
+        poller.register(router, zmq.POLLIN)
+        poller.register(control.fileno(), zmq.POLLIN)
+        end = time.monotonic() + REFUSING_SECONDS
+        while (left := end - time.monotonic()) > 0 and control.fileno() not in (
+            ready := dict(poller.poll(math.ceil(1000 * left)))
+        ):
+            if router in ready:
+                engine, _ = router.recv_multipart()
+                router.send_multipart([engine, encode(Unusable(sentence))])
 
 
 class HostWriter:
@@ -100,22 +127,46 @@ class HostWriter:
             self._router.setsockopt(option, 0)
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an engine that connects again is the same
         self._router.setsockopt(zmq.LINGER, 1000)
+        self._monitor = self._router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._connected = 0  # engines
         self._router.bind(address)
 
-    def run(self, control: Connection | socket.socket) -> None:
-        """Until `control` can be read: then what has arrived is committed still."""
+    def run(self, control: Connection, unused: float = UNUSED_SECONDS) -> None:
+        """Until something is received from `control`: then what has arrived is committed still.
+
+        If `control` ends, until no engine is connected. Also until none has been for so many seconds.
+        """
         poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
-        poller.register(control.fileno(), zmq.POLLIN)
-        stopping = False
+        for readable in (self._router, self._monitor, control.fileno()):
+            poller.register(readable, zmq.POLLIN)
+        stopping = orphaned = False
+        end = math.inf  # when it ends though nothing has been received
         try:
             while not stopping:
-                stopping = control.fileno() in dict(poller.poll())
+                left = None if end == math.inf else math.ceil(1000 * max(0.0, end - time.monotonic()))
+                ready = dict(poller.poll(left))
+                if self._monitor in ready:
+                    self._count()
+                    if not orphaned:
+                        end = math.inf if self._connected else time.monotonic() + unused
+                if control.fileno() in ready:
+                    orphaned = _has_ended(control)
+                    stopping = not orphaned
+                    poller.unregister(control.fileno())
+                    end = time.monotonic() + ORPHANED_SECONDS
                 self._commit()
+                stopping = stopping or end <= time.monotonic() or (orphaned and not self._connected)
         finally:
             self._context.destroy()
         if self._commits.failed:
             log.error("%d changes of sessions could not be stored and are lost.", len(self._commits.failed))
+
+    def _count(self) -> None:
+        """Engines that have come and gone."""
+        with suppress(zmq.Again):
+            while True:
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+                self._connected += 1 if event == zmq.EVENT_ACCEPTED else -1
 
     def _commit(self) -> None:
         """Everything that has arrived."""
@@ -164,3 +215,12 @@ class HostWriter:
         """To one that has gone nothing is sent."""
         with suppress(zmq.Again):
             self._router.send_multipart([engine, encode(message)], zmq.NOBLOCK)
+
+
+def _has_ended(control: Connection) -> bool:
+    """Whether nothing can be received because nobody has the other end any more."""
+    try:
+        control.recv()
+    except (EOFError, OSError):
+        return True
+    return False

@@ -13,7 +13,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from rwkv_batch.wire.client import Client, Job, MakeJob
-from rwkv_batch.wire.commands import Command, SessionHistory
+from rwkv_batch.wire.commands import Command, RemoveDocument, SessionHistory
 from rwkv_batch.wire.host.every_engine import NONE_SERVES, EveryEngine
 from rwkv_batch.wire.host.merging import accepted_whole, part_of, serving_of_all
 from rwkv_batch.wire.host.placement import NoEngine, Placed, Placement, key_of
@@ -31,6 +31,8 @@ from rwkv_batch.wire.protocol import (
 from rwkv_batch.wire.supervision import Serving
 
 LOADS = "load"  # the id of their reports
+CLOCK_DIFFERS = 0.01  # seconds, which are more than a clock that is only adjusted drifts while a turn runs
+NO_DOCUMENT = "no document"  # a key that nobody uses
 
 
 class Engines:
@@ -163,6 +165,7 @@ class _Whole:
     def __init__(self, engines: Engines, job: Job) -> None:
         self.engines, self.job, self.parts = engines, job, list[_Part]()
         self.submitted = time.time()  # seconds since 1970
+        self._clock = self.submitted - time.monotonic()
         self.over = False
         self._running = job.rows
         self._numbers = itertools.count()
@@ -172,6 +175,11 @@ class _Whole:
         """With an id that no other part has, as two may come to one engine."""
         number = next(self._numbers)
         return replace(request, id=f"{self.job.request.id}/{number}") if number else request
+
+    @property
+    def clock_was_set(self) -> bool:
+        """Whether the host's clock has been since it was submitted."""
+        return abs(time.time() - time.monotonic() - self._clock) > CLOCK_DIFFERS
 
     def replace(self, part: "_Part", others: list["_Part"]) -> None:
         """These have its rows now."""
@@ -246,24 +254,34 @@ class _Part:
         """
         engines, turn = self.whole.engines, self.request.turn
         key = (self.accepted and self.accepted.target) or (turn and (turn.target or turn.branch))
-        if not turn or not key or turn.request:  # by that the engine knows whether it is stored
+        if not turn or not key:
             engines.run_again(self)
             return
-        reader = _StoredTurn(self)
-        command = SessionHistory(f"{self.request.id} stored", key, limit=0, to_model=self.request.to_model)
         try:
             home = engines._home(self.request.to_model, key_of(turn))
         except NoEngine:
             self.whole.end(Failed(self.request.id, NONE_SERVES, gone=True))
         else:
-            engines.links[home].send_for(reader, command)
+            _StoredTurn(self, engines.links[home], key).look()
 
 
 class _StoredTurn:
-    """Reads whether a turn's session has been changed since the turn was submitted."""
+    """Reads whether a turn's session has been changed since the turn was submitted.
 
-    def __init__(self, part: _Part) -> None:
-        self._part = part
+    A commit that the dead engine has sent may still be under way. The process that writes carries out what
+    comes later behind it; so another change, of nothing, comes first.
+    """
+
+    def __init__(self, part: _Part, link: Client, key: str) -> None:
+        self._part, self._link, self._key = part, link, key
+        self._waits = True  # for the commits
+
+    def look(self) -> None:
+        id_, model = self._part.request.id, self._part.request.to_model
+        if self._waits:
+            self._link.send_for(self, RemoveDocument(f"{id_} committed", NO_DOCUMENT, to_model=model))
+        else:
+            self._link.send_for(self, SessionHistory(f"{id_} stored", self._key, limit=0, to_model=model))
 
     def ends(self, event: Event) -> bool:
         """Whether this is the last event; see EventReader."""
@@ -271,15 +289,23 @@ class _StoredTurn:
 
     def put(self, event: Event) -> None:
         """Take the event; see EventReader."""
-        whole, key = self._part.whole, self._part.request.id
+        whole, request = self._part.whole, self._part.request
+        waited, self._waits = self._waits, False
         match event:
-            case CommandReply(updated=updated) if updated < whole.submitted:
+            case CommandReply() if waited:
+                if request.turn and request.turn.request:  # by that the engine knows whether it is stored
+                    whole.engines.run_again(self._part)
+                else:
+                    self.look()
+            case CommandReply(updated=updated) if updated < whole.submitted and not whole.clock_was_set:
                 whole.engines.run_again(self._part)
             case Rejected(reason="not_found"):
                 whole.engines.run_again(self._part)
             case _:
                 message = "The engine stopped while it answered, and the turn may have been stored."
-                whole.end(Failed(key, f"{message} Look at the session before it is sent again.", gone=True))
+                whole.end(
+                    Failed(request.id, f"{message} Look at the session before it is sent again.", gone=True)
+                )
 
 
 class _LoadReader:

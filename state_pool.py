@@ -43,7 +43,8 @@ from rwkv_batch.state.entries import (
 )
 from rwkv_batch.state.jobs import PoolThreads
 from rwkv_batch.state.log.documents import Documents
-from rwkv_batch.state.log.protocol import SessionStore
+from rwkv_batch.state.log.protocol import SessionStore, Wanted
+from rwkv_batch.state.log.refreshing import Refresher
 from rwkv_batch.state.log.sessions import Sessions
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.pool.adapted import AdaptedModels
@@ -101,7 +102,7 @@ class StatePool:
         self._closed = False
         store, states, options = store or Store(None), self._states, self.options
         transfer = Transfer(states, self._model[0])
-        self._threads = threads = PoolThreads(self._wake)
+        self._threads = threads = PoolThreads(self._wake, remote=store.remote)
         adapted = AdaptedModels(store, *self._model, options.replay_on_new_model)
         writer = store.commit_queue(threads.report, self._renewed)
         sessions = Sessions(store, threads.reader, writer)
@@ -127,6 +128,7 @@ class StatePool:
             images=ImageCache(store, transfer.layout, options.replay_rate, self._log, threads.copier),
             tiers=self._tiers,
             resumer=Resumer(store, transfer, adapted, self._held),
+            refresher=Refresher(store, threads.finder) if threads.finder else None,
             documents=Documents(store, threads.reader, writer, texts=options.token_log or not store.path),
         )
         self.savepoints = Savepoints(states, self._tiers, self._comes_back, options.replay_rate)
@@ -155,6 +157,11 @@ class StatePool:
         return self.parts.documents
 
     # Sessions
+
+    def refresh(self, wanted: Wanted, done: Done) -> None:
+        """Read what `find` and others are asked for next, where the store is `remote`."""
+        assert self.parts.refresher
+        self.parts.refresher.put(wanted, done)
 
     def find(self, key: str) -> Session | None:
         """The session, None if there is none."""
@@ -322,6 +329,8 @@ class StatePool:
         if self._closed:
             return
         self._closed = True
+        if self.parts.refresher:
+            self.parts.refresher.close()
         for thread in (self._threads.copier, self.images, self.parts.writer, self._threads.reader):
             thread.close()
             self.poll()

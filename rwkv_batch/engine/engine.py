@@ -17,6 +17,7 @@ from typing import Any, Unpack
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory
+from rwkv_batch.engine.arrivals import Arrival, Arrivals
 from rwkv_batch.engine.commands.dispatch import Commands
 from rwkv_batch.engine.constraints.compiling import CompiledGrammar, GrammarQueue
 from rwkv_batch.engine.constraints.masks import MaskMaker
@@ -118,6 +119,7 @@ class Engine:
         self._generating = Lock()
         self.info = describe(loaded, scheduler, self.pool.options.replay_rate)
         self.commands = Commands(self.parts, turns, self.adapters)
+        self._arrivals = Arrivals(self.parts.pool, self._arrived, self._end)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -157,12 +159,12 @@ class Engine:
     def drained(self) -> bool:
         """Whether everything that was asked for has ended. Steps that nobody waits for may be in flight."""
         waits = self.scheduler.waiting or self.scheduler.running or self.scheduler.queues
-        return not (waits or self.grammars.waiting or self.busy)
+        return not (waits or self.grammars.waiting or self._arrivals.waiting or self.busy)
 
     def add(self, key: RequestKey, request: GenerateRequest) -> None:
         """Queue a request. `step` returns its events, of which the first is Accepted or Rejected."""
-        if not self.grammars.put(key, request):
-            self._add_or_reject(key, request)
+        if not self._arrivals.put(key, request):
+            self._arrived(key, request)
 
     def _add_or_reject(
         self, key: RequestKey, request: GenerateRequest, compiled: CompiledGrammar | None = None
@@ -170,8 +172,7 @@ class Engine:
         try:
             return self._add(key, request, compiled)
         except StoreError as error:
-            self.counts.requests["failed"] += 1
-            return self.parts.rows.emit(key, failure(request.id, error))
+            return self._end(key, request, error)
         except QueueFull as full:
             why = Refusal("overloaded", f"The server is busy: {full}.")
         except Refusal as refusal:
@@ -183,18 +184,35 @@ class Engine:
 
     def command(self, key: RequestKey, command: EngineCommand) -> None:
         """Do something with stored states or with requests; `step` returns the answer, at once or later."""
+        if not self._arrivals.put(key, command):
+            self._arrived(key, command)
+
+    def _arrived(self, key: RequestKey, arrival: Arrival) -> None:
+        """What it needs is known."""
+        if isinstance(arrival, GenerateRequest):
+            if not self.grammars.put(key, arrival):
+                self._add_or_reject(key, arrival)
+            return
         try:
-            self.commands.run(key, command)
+            self.commands.run(key, arrival)
         except (Refusal, StoreError) as error:
-            self.parts.rows.reply(key, error)
+            self._end(key, arrival, error)
+
+    def _end(self, key: RequestKey, arrival: Arrival, error: str | Exception) -> None:
+        """It ends with the error, such as that the database cannot be read."""
+        if isinstance(arrival, GenerateRequest):
+            self.counts.requests["failed"] += 1
+        self.parts.rows.emit(key, failure(arrival.id, error))
 
     def cancel(self, key: RequestKey) -> None:
         """Drop a request's rows, waiting or running."""
+        self._arrivals.drop(lambda waiting: waiting == key)
         self.grammars.drop(lambda waiting: waiting == key)
         self.parts.rows.drop(lambda row: row.key == key)
 
     def cancel_frontend(self, frontend: bytes) -> None:
         """Drop everything a front end has asked for."""
+        self._arrivals.drop(lambda waiting: waiting[0] == frontend)
         self.grammars.drop(lambda waiting: waiting[0] == frontend)
         self.parts.rows.drop(lambda row: row.key[0] == frontend)
 

@@ -67,11 +67,13 @@ class PoolThreads:
     `wake` is called, from any thread, when `poll` has something to do.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], *, remote: bool = False) -> None:
+        """remote: whether the database is; see SessionStore."""
         self._wake = wake
         self._callbacks: deque[Callable[[], None]] = deque()
         self.copier = JobThread("copies", self.report)
         self.reader = JobThread("reads", self.report)
+        self.finder = JobThread("finds", self.report) if remote else None
 
     def report(self, callback: Callable[[], None]) -> None:
         """From any thread: run the callback in the next `poll`."""

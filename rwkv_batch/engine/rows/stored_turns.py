@@ -278,9 +278,10 @@ class Turns:
         pool = self.parts.pool
         if turn.request and (found := pool.find_request(turn.request)) and found[0]:
             return found[0]
-        if turn.branch not in self._numbers:
+        if turn.branch not in self._numbers or pool.store.remote:  # where others number them, too
             tails = (key.removeprefix(f"{turn.branch}:") for key in pool.keys(f"{turn.branch}:"))
-            self._numbers[turn.branch] = max((int(tail) for tail in tails if tail.isdecimal()), default=0)
+            used = max((int(tail) for tail in tails if tail.isdecimal()), default=0)
+            self._numbers[turn.branch] = max(used, self._numbers.get(turn.branch, 0))
         while True:  # a fork, an import or a turn may have taken the next one
             self._numbers[turn.branch] += 1
             key = f"{turn.branch}:{self._numbers[turn.branch]}"

@@ -13,6 +13,7 @@ is all there is to keep processes apart: no locks, no owners. Images of states a
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,29 @@ from rwkv_batch.state.jobs import Report
 
 Committed = Callable[[Removed | None, Exception | None], None]
 Outcome = Removed | Refused  # of a group of operations
+
+
+@dataclass
+class Wanted:
+    """What is going to be asked of a database."""
+
+    keys: list[str] = field(default_factory=list)  # sessions
+    prefixes: list[str] = field(default_factory=list)  # of all sessions that begin with one
+    documents: list[str] = field(default_factory=list)  # by key
+    requests: list[bytes] = field(default_factory=list)  # turns by Turn.request
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.prefixes or self.documents or self.requests)
+
+    @classmethod
+    def together(cls, several: Sequence["Wanted"]) -> "Wanted":
+        """Each once."""
+        return cls(
+            [*dict.fromkeys(key for wanted in several for key in wanted.keys)],
+            [*dict.fromkeys(prefix for wanted in several for prefix in wanted.prefixes)],
+            [*dict.fromkeys(key for wanted in several for key in wanted.documents)],
+            [*dict.fromkeys(request for wanted in several for request in wanted.requests)],
+        )
 
 
 class CommitQueue(Protocol):
@@ -45,12 +69,14 @@ class SessionStore(Protocol):
     `commit` and `checkpoint` are for one thread, `find_session` and `find_request` for another, everything
     else for a third.
     `limit`: bytes that it and all images should take at most; None: any number. `path`: of its file; None: it
-    ends with the process. `shared`: whether other processes change it, too.
+    ends with the process. `shared`: whether other processes change it, too. `remote`: whether to ask it takes
+    a round trip, so that what must not wait is `refresh`ed first.
     """
 
     limit: int | None
     path: Path | None
     shared: bool
+    remote: bool
 
     @property
     def images_folder(self) -> Path | None:
@@ -83,6 +109,12 @@ class SessionStore(Protocol):
 
     def size(self) -> int:
         """Bytes of the database and of all images."""
+
+    def refresh(self, wanted: Wanted) -> None:
+        """Read this again: for some seconds methods that ask for it do not wait. From any thread.
+
+        Where the database is not `remote` there is nothing to do.
+        """
 
     def find_session(self, key: str) -> Session | None:
         """The session as it was committed last, by any process."""

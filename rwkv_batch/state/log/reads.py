@@ -17,6 +17,7 @@ from rwkv_batch.state.entries import (
     StoreError,
     Turn,
 )
+from rwkv_batch.state.log.protocol import Wanted
 from rwkv_batch.state.sql import sqlite, tables
 
 T = TypeVar("T")
@@ -53,6 +54,8 @@ class StoreConnection:
 class StoreReads:
     """What a store answers by reading. See SessionStore."""
 
+    remote = False
+
     def __init__(
         self,
         path: Path | None,
@@ -74,6 +77,9 @@ class StoreReads:
         if found is None:
             raise RowDamaged("The model of a session is missing from the database.")
         return str(found[0]), int(found[1])
+
+    def refresh(self, wanted: Wanted) -> None:
+        """A file is read at once."""
 
     def find_session(self, key: str) -> Session | None:
         """Raises RowDamaged, StoreError."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from rwkv_batch.state.jobs import PoolThreads
 from rwkv_batch.state.log.documents import Documents
 from rwkv_batch.state.log.protocol import CommitQueue, SessionStore
+from rwkv_batch.state.log.refreshing import Refresher
 from rwkv_batch.state.log.sessions import Sessions
 from rwkv_batch.state.pool.adapted import AdaptedModels
 from rwkv_batch.state.pool.image_cache import ImageCache
@@ -30,4 +31,5 @@ class PoolParts:
     images: ImageCache
     tiers: Tiers
     resumer: Resumer
+    refresher: Refresher | None  # where the store is `remote`
     documents: Documents

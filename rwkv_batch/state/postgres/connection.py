@@ -17,6 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from rwkv_batch.state.entries import StoreAway, StoreError
 
 log = logging.getLogger(__name__)
+logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of each connection that is lost
 
 T = TypeVar("T")
 Database = psycopg.Connection[tuple[Any, ...]]
@@ -75,18 +76,23 @@ class Outage:
 class PostgresConnection:
     """For one kind of caller; opened when it is first used. From any thread, one at a time.
 
-    `settings`: SQL that each connection begins with. `waits`: whether callers wait for the end of an outage.
+    `settings`: SQL that each connection begins with.
     """
 
-    def __init__(self, url: str, settings: str, outage: Outage, *, waits: bool = True) -> None:
-        self._url, self._settings, self._outage, self._waits = url, settings, outage, waits
+    def __init__(self, url: str, settings: str, outage: Outage) -> None:
+        self._url, self._settings, self._outage = url, settings, outage
         self._open: Database | None = None
         self._lock = RLock()
         self._closed = False
 
-    def run(self, work: Callable[[Database], T]) -> T:
-        """The result of `work`, which is called again if the connection was lost. Raises StoreError."""
+    def run(self, work: Callable[[Database], T], *, waits: bool = True) -> T:
+        """The result of `work`, which is called again if the connection was lost. Raises StoreError.
+
+        waits: for the end of an outage.
+        """
+        again = True  # at once, as a connection may have been lost long ago
         while True:
+            was_open = self._open is not None
             try:
                 with self._lock:
                     result = work(self._connected())
@@ -95,17 +101,24 @@ class PostgresConnection:
             except psycopg.Error as error:
                 if not self._is_lost(error):
                     raise explained(error) from error
-                self.close(reopens=True)
-                if self._outage.lasts(error) or not self._waits or self._closed or self._is_refused(error):
+                self._disconnect()
+                if was_open and again:
+                    again = False
+                    continue
+                lasts = self._outage.lasts(error)
+                if lasts or not waits or self._closed or self._is_refused(error):
                     raise StoreAway(
                         f"The database of sessions cannot be reached ({one_line(error)}); try again later."
                     ) from None
                 time.sleep(TRY_AGAIN)
 
-    def close(self, reopens: bool = False) -> None:
+    def close(self) -> None:
         """Idempotent."""
+        self._closed = True
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         with self._lock:
-            self._closed = not reopens
             if self._open:
                 self._open.close()
             self._open = None

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rwkv_batch.state.entries import REQUEST_ID, Head, RowDamaged, Session, StoreDocument, Turn, pack, unpack
+from rwkv_batch.state.log.protocol import Wanted
 from rwkv_batch.state.postgres.connection import Database
 from rwkv_batch.state.sql.tables import behind, decoded, encoded
 
@@ -11,6 +12,7 @@ SESSION = "key, turn, number, tokens, digest, model, updated"
 TURN = "id, parent, number, start, prompt, completion, created, model, digest, request"
 LISTED = r"(key < '\x00' OR key >= '\x01')"  # a key that does not begin with HIDDEN
 COUNTED = 50_000  # rows that are counted one by one; of more PostgreSQL's estimate is taken
+ALL = 1 << 62  # sessions of a list
 AHEAD = 64  # turns of a session that are read together
 
 # A turn and those before it, the newest first, each with the model of its state where that is stored.
@@ -35,6 +37,22 @@ def find_sessions(db: Database, keys: Sequence[str]) -> dict[str, Session]:
     wanted = [encoded(key) for key in keys]
     rows = db.execute(f"SELECT {SESSION} FROM sessions WHERE key = ANY(%b)", (wanted,))
     return {session.key: session for session in map(as_session, rows)}
+
+
+def read_wanted(
+    db: Database, wanted: Wanted
+) -> tuple[
+    dict[str, Session],
+    dict[str, list[Session]],
+    dict[str, bytes | None],
+    dict[bytes, tuple[str, Turn] | None],
+]:
+    """Sessions by key and by prefix, documents, and turns by their requests."""
+    sessions = find_sessions(db, wanted.keys) if wanted.keys else {}
+    lists = {prefix: list_sessions(db, None, ALL, prefix) for prefix in wanted.prefixes}
+    documents = {key: read_document(db, key) for key in wanted.documents}
+    requests = {request[:REQUEST_ID]: find_request(db, request) for request in wanted.requests}
+    return sessions, lists, documents, requests
 
 
 def list_sessions(db: Database, after: str | None, limit: int, prefix: str) -> list[Session]:

@@ -26,12 +26,13 @@ from rwkv_batch.state.entries import (
     SessionEntry,
     Shrink,
     Status,
+    StoreAway,
     StoreError,
     Turn,
 )
 from rwkv_batch.state.jobs import Report
 from rwkv_batch.state.log import turn_ids
-from rwkv_batch.state.log.protocol import CommitQueue, Committed, Outcome
+from rwkv_batch.state.log.protocol import CommitQueue, Committed, Outcome, Wanted
 from rwkv_batch.state.log.writer import Writer
 from rwkv_batch.state.postgres import rows, schema
 from rwkv_batch.state.postgres.changes import GroupChanges
@@ -44,6 +45,7 @@ from rwkv_batch.state.postgres.connection import (
     with_waits,
 )
 from rwkv_batch.state.postgres.image_index import ImageIndex
+from rwkv_batch.state.postgres.recent import RecentReads
 from rwkv_batch.state.sql.tables import id_of_model
 
 PATIENCE = 30.0  # seconds that an outage may last before what needs the database fails
@@ -62,7 +64,7 @@ class PostgresStore:
     """
 
     path: Path | None = None
-    shared = True
+    shared = remote = True
 
     def __init__(
         self,
@@ -79,7 +81,9 @@ class PostgresStore:
         url, begins = with_waits(url), schema.settings(name, stopped_ms)
         self._writer = PostgresConnection(url, begins, outage)
         self._reader = PostgresConnection(url, begins, outage)
-        self._finder = PostgresConnection(url, begins, outage, waits=False)
+        self._refresher = PostgresConnection(url, begins, outage)
+        self._finder = PostgresConnection(url, begins, outage)
+        self._recent = RecentReads()
         self._models: dict[int, tuple[str, int]] = {}
         self._past: dict[int, tuple[Turn, int | None]] = {}  # turns that were read together with a later one
         self._index: ImageIndex | None = None
@@ -122,9 +126,7 @@ class PostgresStore:
 
     def turn_numbers(self) -> Iterator[int]:
         """Ids for new turns; see SessionStore."""
-        return turn_ids.in_random_blocks(
-            lambda first, after: self._finder.run(partial(rows.has_turns, first=first, after=after))
-        )
+        return turn_ids.in_random_blocks(self._has_turns)
 
     def commit_queue(self, report: Report, renewed: Callable[[], None]) -> CommitQueue:
         """What a pool commits with; see SessionStore. No database is replaced here."""
@@ -134,7 +136,12 @@ class PostgresStore:
         """Carry out all groups in one transaction; see SessionStore."""
         if not groups:
             return []
-        done = self._transactions.run(groups)
+        changed = [operation for operations in groups for operation in operations]
+        self._recent.changing(changed)
+        try:
+            done = self._transactions.run(groups)
+        finally:
+            self._recent.changing(changed)
         for outcome, changes in done:
             if isinstance(outcome, Removed):
                 self._change_images(outcome, changes)
@@ -151,16 +158,25 @@ class PostgresStore:
         """Bytes of the states on this server's disk."""
         return self.index.size()
 
+    def refresh(self, wanted: Wanted) -> None:
+        """Read again what the pool's thread asks for next; see SessionStore. Waits for an outage to end."""
+        self._recent.begin()
+        self._recent.put(wanted, *self._refresher.run(partial(rows.read_wanted, wanted=wanted)))
+
     def find_session(self, key: str) -> Session | None:
-        """The session as it was committed last, by any server."""
-        return self._finder.run(partial(rows.find_sessions, keys=[key])).get(key)
+        """The session as it was committed last by any server when it was refreshed, or is now."""
+        known = self._recent.session(key)
+        return known[0] if known else self._find(partial(rows.find_sessions, keys=[key])).get(key)
 
     def find_request(self, request: bytes) -> tuple[str, Turn] | None:
         """The committed turn of a request; see SessionStore."""
-        return self._finder.run(partial(rows.find_request, request=request))
+        known = self._recent.request(request)
+        return known[0] if known else self._find(partial(rows.find_request, request=request))
 
     def list_sessions(self, after: str | None, limit: int, prefix: str = "") -> list[Session]:
         """Some of the sessions in the order of their keys; see SessionStore."""
+        if prefix and after is None and (known := self._recent.sessions(prefix)):
+            return known[0][:limit]
         return self._ask(partial(rows.list_sessions, after=after, limit=limit, prefix=prefix))
 
     def status(self, listed: list[SessionEntry], l1: Sequence[int], l2: Sequence[int]) -> Status:
@@ -168,7 +184,8 @@ class PostgresStore:
         return self._ask(
             lambda db: Status(
                 listed, rows.count_sessions(db), rows.count_ends(db, l1), rows.count_ends(db, l2)
-            )
+            ),
+            waits=False,  # for metrics
         )
 
     def read_turn(self, turn: int) -> Turn:
@@ -202,6 +219,8 @@ class PostgresStore:
 
     def read_document(self, key: str) -> bytes | None:
         """None if there is no such document. Raises StoreError."""
+        if known := self._recent.document(key):
+            return known[0]
         return self._ask(partial(rows.read_document, key=key))
 
     def document_keys(self, prefix: str) -> list[str]:
@@ -210,13 +229,23 @@ class PostgresStore:
 
     def close(self) -> None:
         """End the use of the database; see SessionStore."""
-        for connection in (self._finder, self._reader, self._writer):
+        for connection in (self._finder, self._refresher, self._reader, self._writer):
             connection.close()
         if self._index:
             self._index.close()
 
-    def _ask(self, question: Callable[[Database], T]) -> T:
-        return self._reader.run(question)
+    def _ask(self, question: Callable[[Database], T], *, waits: bool = True) -> T:
+        return self._reader.run(question, waits=waits)
+
+    def _has_turns(self, first: int, after: int) -> bool:
+        try:
+            return self._find(partial(rows.has_turns, first=first, after=after))
+        except StoreAway:  # a turn must not fail for that; PostgreSQL takes no number twice
+            return False
+
+    def _find(self, question: Callable[[Database], T]) -> T:
+        """For the pool's thread, which does not wait for the end of an outage."""
+        return self._finder.run(question, waits=False)
 
     def _change_images(self, removed: Removed, changes: GroupChanges) -> None:
         """Of a group that is committed."""

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -288,11 +289,13 @@ def translation_round(
     together, _ = speed(http, lambda: translated(http, texts, {}))
     apart, plain = speed(http, lambda: asyncio.run(one_at_a_time(url, texts, clients, {})))
     _, with_terms = speed(http, lambda: asyncio.run(one_at_a_time(url, texts, clients, terms)))
-    some = texts[:clients]
-    alone, alone_with_terms = (
-        statistics.median(speed(http, lambda: translated(http, some, each))[1] for _ in range(3))  # noqa: B023
-        for each in ({}, terms)
-    )
+    parts = [texts[start : start + clients] for start in range(0, len(texts), clients)]
+    pairs = [
+        [speed(http, partial(translated, http, some, each))[1] for each in ({}, terms)]
+        for some in parts
+        for _ in range(3)
+    ]
+    alone, alone_with_terms = map(statistics.median, zip(*pairs, strict=True))
     return {
         "together": f"{together:.0f}",
         "apart": f"{apart:.0f}",
@@ -302,7 +305,7 @@ def translation_round(
         RATIOS[1]: f"{with_terms / plain:.2f}",
         "alone": f"{alone:.2f}",
         "alone with terms": f"{alone_with_terms:.2f}",
-        RATIOS[2]: f"{alone_with_terms / alone:.2f}",
+        RATIOS[2]: f"{statistics.median(more / less for less, more in pairs):.3f}",
         RATIOS[3]: f"{tokens_for(http, texts, terms) / tokens_for(http, texts, {}):.3f}",
     }
 

@@ -61,8 +61,8 @@ from routes.openapi.document import document
 from routes.page import defaults as page_defaults
 from routes.page import files
 from routes.responses import routes as responses
+from routes.translate import glossaries, google, offline_reader, wires
 from routes.translate import handlers as translate
-from routes.translate import offline_reader, wires
 from routes.translate.errors import deepl_shape, google_shape, plain_shape
 from routes.unserved import of_other_servers
 
@@ -221,7 +221,13 @@ ROUTES = (
     Route("POST",       "/v2/translate",                        deepl_shape, DEEPL),
     Route("GET POST",   "/v2/languages",                        deepl_shape, translate.deepl_languages),
     Route("GET POST",   "/v2/usage",                            deepl_shape, translate.deepl_usage),
-    Route("POST",       "/language/translate/v2",               google_shape, GOOGLE),
+    Route("GET POST",   "/v2/glossaries",                       deepl_shape, glossaries.collection),
+    Route("GET DELETE", "/v2/glossaries/:id",                   deepl_shape, glossaries.one),
+    Route("GET",        "/v2/glossaries/:id/entries",           deepl_shape, glossaries.entries_of),
+    Route("GET",        "/v2/glossary-language-pairs",          deepl_shape, glossaries.pairs),
+    Route("GET POST",   "/language/translate/v2",               google_shape, GOOGLE),
+    Route("GET POST",   "/language/translate/v2/languages",     google_shape, google.languages),
+    Route("GET POST",   "/language/translate/v2/detect",        google_shape, google.detections),
     Route("POST",       "/infill",                              openai_shape, generates(infill.prepare)),
     Route("GET",        "/api/version",                         ollama_shape, ollama_models.version),
 )

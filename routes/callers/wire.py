@@ -26,6 +26,7 @@ from rwkv_batch.wire.commands import (
     GetDocument,
     ImportSession,
     ListAdapters,
+    ListDocuments,
     ListModels,
     ListRequests,
     ListSessions,
@@ -54,7 +55,7 @@ PAGE = 1000  # sessions that are asked for at once
 # Which anyone may ask who may use the server at all.
 HARMLESS = ListAdapters | ListModels | ListStartStates | Tokenize | Detokenize
 OF_SESSIONS = DeleteSession | ForkSession | SessionHistory | RewindSession | ExportSession | ImportSession
-OF_DOCUMENTS = PutDocument | GetDocument | RemoveDocument
+OF_DOCUMENTS = PutDocument | GetDocument | RemoveDocument | ListDocuments
 
 
 class CallerWire:
@@ -121,6 +122,9 @@ class CallerWire:
                 return await self._wire.ask(command)
             case ListSessions():
                 return await self._sessions(command)
+            case ListDocuments(prefix=prefix):
+                found = await self._wire.ask(replace(command, prefix=self._owned(prefix)))
+                return replace(found, keys=[owner_and_name(key)[1] for key in found.keys])
             case ForkSession(key=key, target=target):
                 mine = replace(command, key=self._owned(key), target=self._owned(target))
                 return await self._wire.ask(mine)

@@ -132,6 +132,12 @@ def text_response(http: HttpRequest, text: str, media_type: str = "text/plain; c
     return Response(200, Headers(_headers(http) | {"Content-Type": media_type}), text)
 
 
+def empty_response(http: HttpRequest) -> Response:
+    """204, which has no body; also writes the access log."""
+    log_access(http, 204)
+    return Response(204, Headers(_headers(http)), "")
+
+
 def html_response(http: HttpRequest, html: str, policy: str) -> Response:
     """A page. `policy`: its Content-Security-Policy. It tells nobody its URL, which may hold the password."""
     headers = _headers(http) | {

@@ -116,16 +116,14 @@ def _described(path: str, method: str, each: Operation, error: str, replies: Jso
         {"name": name, "in": "path", "required": True, "schema": TEXT | {"minLength": 1}}
         for name in re.findall(r"{(\w+)}", path)
     ]
+    content = {media: _reply(media, each, replies) for media in each.gives}
     described: Json = {
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").strip("_"),
         "summary": each.summary,
         "tags": [tag_of(path)],
         "parameters": in_path + list(_query(each.query, also_in_body=method == "POST" and bool(each.body))),
         "responses": {
-            "200": {
-                "description": "A reply",
-                "content": {media: _reply(media, each, replies) for media in each.gives},
-            },
+            str(each.status): {"description": "A reply"} | ({"content": content} if content else {}),
             "default": {
                 "description": "One sentence that names what is wrong",
                 "content": {JSON: {"schema": _any_of(each.errors or (error,))}},

@@ -85,21 +85,32 @@ from routes.openai.tokenizer import DetokenizeBody, TokenCountBody, TokenizeBody
 from routes.page.defaults import PageDefaults
 from routes.responses.schemas import ResponsesBody
 from routes.responses.shapes import DeletedResponse, InputItems, InputTokenCount, MadeResponse
+from routes.translate.glossaries import GlossaryFields
 from routes.translate.schemas import (
     AnyTranslation,
     DeepLFields,
     DetectFields,
+    GoogleDetectFields,
     GoogleFields,
+    GoogleLanguagesFields,
     LanguagesQuery,
     MTranServerBatchFields,
+    OpenName,
+    TargetName,
+    TextOrTexts,
     TranslateFields,
 )
 from routes.translate.shapes import (
     AnyTranslated,
+    DeepLGlossaries,
+    DeepLGlossary,
     DeepLLanguage,
+    DeepLPairs,
     DeepLTexts,
     DeepLUsage,
     DetectedLanguage,
+    GoogleDetections,
+    GoogleLanguages,
     GoogleTexts,
     LibreTranslateLanguage,
     MTranServerTexts,
@@ -141,6 +152,15 @@ class StreamQuery(BaseModel):
     stream: Literal["false"] = "false"
 
 
+class GoogleQuery(BaseModel):
+    """The URL parameters of a translation, as Google takes them."""
+
+    q: TextOrTexts
+    target: TargetName
+    source: OpenName = None
+    format: Literal["text", "html"] = "html"
+
+
 @dataclass(frozen=True)
 class Operation:
     """One route in the document."""
@@ -153,6 +173,7 @@ class Operation:
     takes: str = JSON  # the media type of the body
     gives: tuple[str, ...] = (JSON,)  # media types of a reply
     open: bool = False  # whether it needs no password
+    status: int = 200  # of a reply
     errors: tuple[str, ...] = ()  # their schemas, where that is not the one of the route's family
 
     @property
@@ -227,7 +248,35 @@ OPERATIONS = {
         list[DetectedLanguage],
         open=True,
     ),
-    "/language/translate/v2": _translates("Translations, as Google asks", GoogleFields, GoogleTexts),
+    "GET /v2/glossaries": Operation("The stored glossaries, as DeepL lists them", reply=DeepLGlossaries),
+    "POST /v2/glossaries": Operation(
+        "Store a glossary, as DeepL's clients do", GlossaryFields, DeepLGlossary, status=201
+    ),
+    "GET /v2/glossaries/:id": Operation("A stored glossary", reply=DeepLGlossary),
+    "DELETE /v2/glossaries/:id": Operation("Delete a stored glossary", gives=(), status=204),
+    "/v2/glossaries/:id/entries": Operation(
+        "The entries of a stored glossary", gives=("text/tab-separated-values",)
+    ),
+    "/v2/glossary-language-pairs": Operation(
+        "For which languages glossaries can be, as DeepL lists them", reply=DeepLPairs, open=True
+    ),
+    "/language/translate/v2": replace(
+        _translates("Translations, as Google asks", GoogleFields, GoogleTexts), query=(GoogleQuery,)
+    ),
+    "/language/translate/v2/languages": Operation(
+        "The languages, as Google lists them",
+        GoogleLanguagesFields,
+        GoogleLanguages,
+        query=(GoogleLanguagesFields,),
+        open=True,
+    ),
+    "/language/translate/v2/detect": Operation(
+        "The languages of texts, as Google asks",
+        GoogleDetectFields,
+        GoogleDetections,
+        query=(GoogleDetectFields,),
+        open=True,
+    ),
     "/state/chat/completions": _texts("A raw prompt that continues a session", StateFields, NativeTexts),
     "/multi_state/chat/completions": _texts("A turn in a tree of turns", MultiStateFields, TurnTexts),
     "/state/status": Operation("The stored sessions", StatusFields, StoredSessions, chosen=Chosen),

@@ -90,13 +90,14 @@ def _operation(method: str, path: str, operation: Json) -> str:
         parts.append("<p>In the URL:</p>" + _fields(fields))
     for media, content in operation.get("requestBody", {}).get("content", {}).items():
         parts.append(f"<p>Body, <code>{escape(media)}</code>: {_kind(content['schema'])}</p>")
-    replies = operation["responses"]["200"]["content"].items()
+    reply, error = operation["responses"].values()
+    replies = reply.get("content", {}).items()
     given = ", ".join(
         f"<code>{escape(media)}</code>" + (f": {_kind(each['schema'])}" if media == JSON else "")
         for media, each in replies
     )
-    error = operation["responses"]["default"]["content"][JSON]["schema"]
-    return "".join([*parts, f"<p>Reply, {given}. Errors: {_kind(error)}.</p></details>"])
+    errors = _kind(error["content"][JSON]["schema"])
+    return "".join([*parts, f"<p>Reply, {given or 'without a body'}. Errors: {errors}.</p></details>"])
 
 
 def _schema(name: str, schema: Json) -> str:

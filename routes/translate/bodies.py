@@ -19,8 +19,8 @@ def read_body(http: HttpRequest) -> tuple[Json, ApiError | None]:
         (http.note.content_type or http.headers.get("content-type") or "").partition(";")[0].strip().lower()
     )
     try:
-        if http.method == "GET":
-            return {name: http.parameter(name) for name in http.query} | _repeated(http), None
+        if http.method in ("GET", "HEAD"):
+            return url_fields(http), None
         if kind == FORM and not _is_json(http):
             return _form(http), None
         if kind == MULTIPART:
@@ -29,6 +29,11 @@ def read_body(http: HttpRequest) -> tuple[Json, ApiError | None]:
     except ApiError as error:
         return {}, error
     return http.json
+
+
+def url_fields(http: HttpRequest) -> Json:
+    """The parameters of the URL; one that is there several times is a list. Raises ApiError 400."""
+    return {name: http.parameter(name) for name in http.query} | _repeated(http)
 
 
 def _is_json(http: HttpRequest) -> bool:

@@ -13,7 +13,8 @@ from routes.http.priority import PriorityFields
 from routes.http.route import Handler
 from routes.http.schemas import MAX_PROMPTS, RequestBody
 from routes.translate.bodies import read_body
-from routes.translate.keys import demand_key
+from routes.translate.glossaries import stored_glossary
+from routes.translate.keys import allowed_fields
 from routes.translate.names import (
     DEEPL_SOURCES,
     DEEPL_TARGETS,
@@ -22,12 +23,12 @@ from routes.translate.names import (
 )
 from routes.translate.rounds import TranslationReply, request_of
 from routes.translate.schemas import DetectFields, LanguagesQuery
-from routes.translate.wires import GOOGLE, AnyTranslationService, Make, wire_of
+from routes.translate.wires import DEEPL, GOOGLE, AnyTranslationService, Make, wire_of
 from rwkv_batch.chat.languages import name_of
 from rwkv_batch.config import FrontendConfig
-from rwkv_batch.translation.detection import detect
 from rwkv_batch.translation.forms import form_of
-from rwkv_batch.translation.glossary import Glossary, parse
+from rwkv_batch.translation.glossary import NO_GLOSSARY, Glossary, parse
+from rwkv_batch.translation.language.detection import detect
 from rwkv_batch.translation.translator import TextsAsked, Translator, Words
 from rwkv_batch.wire.supervision import EngineInfo
 
@@ -51,7 +52,8 @@ def translates(wire: AnyTranslationService) -> Handler:
     """The handler of a route that answers the clients of one service."""
 
     async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
-        return await _answer(front, http, _allowed(front, http, required=True), wire)
+        fields = allowed_fields(front, http, required=True, in_url=wire is GOOGLE)
+        return await _answer(front, http, fields, wire)
 
     return handler
 
@@ -62,7 +64,7 @@ async def any_service(front: Frontend, http: HttpRequest) -> HttpResponse:
     wire = wire_of(body)
     if wire:
         http.shape = wire.shape
-    fields = _allowed(front, http, required=True)
+    fields = allowed_fields(front, http, required=True)
     if "messages" in fields:
         raise ApiError(
             400, "/translate takes texts; a chat belongs to /v1/chat/completions.", param="messages"
@@ -74,7 +76,7 @@ async def any_service(front: Frontend, http: HttpRequest) -> HttpResponse:
 
 async def deepl_languages(front: Frontend, http: HttpRequest) -> Response:
     """/v2/languages: what DeepL lists. Others are known, too. Raises ApiError."""
-    query = LanguagesQuery.from_json({k: v for k, v in _allowed(front, http).items() if k == "type"})
+    query = LanguagesQuery.from_json({k: v for k, v in allowed_fields(front, http).items() if k == "type"})
     if query.type == "source":
         return json_response(http, [{"language": code, "name": name_of(code)} for code in DEEPL_SOURCES])
     return json_response(
@@ -85,13 +87,13 @@ async def deepl_languages(front: Frontend, http: HttpRequest) -> Response:
 
 async def deepl_usage(front: Frontend, http: HttpRequest) -> Response:
     """/v2/usage: nothing is counted or limited. Raises ApiError."""
-    _allowed(front, http)
+    allowed_fields(front, http)
     return json_response(http, {"character_count": 0, "character_limit": UNLIMITED})
 
 
 async def libretranslate_languages(front: Frontend, http: HttpRequest) -> Response:
     """GET /languages. Raises ApiError."""
-    _allowed(front, http)
+    allowed_fields(front, http)
     return json_response(
         http, [{"code": code, "name": name_of(code), "targets": LIBRETRANSLATE} for code in LIBRETRANSLATE]
     )
@@ -99,7 +101,7 @@ async def libretranslate_languages(front: Frontend, http: HttpRequest) -> Respon
 
 async def detects(front: Frontend, http: HttpRequest) -> Response:
     """POST /detect: of `q` as LibreTranslate answers, of `text` as MTranServer does. Raises ApiError."""
-    body = _allowed(front, http, required=True)
+    body = allowed_fields(front, http, required=True)
     fields = DetectFields.from_json(body)
     found = detect("\n".join(fields.q))
     if "q" not in body:
@@ -128,11 +130,14 @@ async def _answer(
 ) -> HttpResponse:
     if wire is GOOGLE and fields.get("model") in GOOGLE_MODELS:
         fields = fields | {"model": None}
+    stored = await stored_glossary(front, http, fields) if wire is DEEPL else NO_GLOSSARY
     slow = is_large(http)
     urgency = Urgency.from_json({name: fields[name] for name in Urgency.model_fields if name in fields})
 
     def prepare(body: Json, model: EngineInfo) -> Prepared:
-        prepared = prepare_translation(*wire.read(body), model, front.settings, wire.shape, slow)
+        asked, make = wire.read(body)
+        asked = replace(asked, glossary=asked.glossary.before(stored))
+        prepared = prepare_translation(asked, make, model, front.settings, wire.shape, slow)
         return prepared._replace(request=urgency.ranked(prepared.request))
 
     return await generate_from(front, http, fields, prepare, in_thread=slow)
@@ -154,18 +159,6 @@ def prepare_translation(
 def is_large(http: HttpRequest) -> bool:
     """Whether cutting its texts takes so long that other requests would wait."""
     return len(http.body) > LARGE
-
-
-def _allowed(front: Frontend, http: HttpRequest, required: bool = False) -> Json:
-    """The fields of a request; without `required`, it may have no body.
-
-    Raises ApiError: first of all for a wrong key, under --protect-translate.
-    """
-    fields, problem = read_body(http) if required or http.body or http.method == "GET" else ({}, None)
-    demand_key(front, http, fields)
-    if problem:
-        raise problem
-    return fields
 
 
 @lru_cache(1)

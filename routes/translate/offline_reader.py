@@ -20,7 +20,7 @@ from routes.openai.schemas import StreamOptions
 from routes.translate.handlers import is_large, translator_of
 from routes.translate.rounds import TranslationReply, request_of
 from rwkv_batch.config import FrontendConfig
-from rwkv_batch.translation.detection import detect
+from rwkv_batch.translation.language.detection import detect
 from rwkv_batch.translation.segments import Segment
 from rwkv_batch.translation.translator import TextsAsked, Translator
 from rwkv_batch.wire.client import Job, Wire
@@ -114,8 +114,8 @@ class PageReply(OpenAIReply):
     def events(self, deltas: list[RowDelta]) -> list[Json]:
         super().events(deltas)  # counts the tokens
         for delta in deltas:
-            if delta.row < len(self._live):
-                self._live[delta.row] += delta.text
+            if (number := self._translator.whole(delta.row)) is not None:
+                self._live[number] += delta.text
         return [self.event(_choice({"content": new}))] if (new := self._new()) else []
 
     def last(self, job: Job) -> list[Json]:

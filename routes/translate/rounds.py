@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from routes.http.errors import ErrorShape, Json
 from routes.http.replies import Reply, merge
 from rwkv_batch.translation.translator import PromptRow, Translated, Translator
-from rwkv_batch.wire.client import Job, Wire
+from rwkv_batch.wire.client import Job, RequestFailed, Wire
 from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, Sampling
 
 END_OF_TEXT = 0  # a token id
@@ -136,6 +136,9 @@ class GrowingJob(Job):
         ]
         self._asked = [each for each in self._asked if not each.job.exhausted]
         for new in merge(deltas):
+            if new.error:
+                self.cancel()
+                raise RequestFailed(new.error)
             self._numbered.put(new)
         if not self._cancelled:
             first = self._numbered.submitted

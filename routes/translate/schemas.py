@@ -2,13 +2,14 @@
 
 from typing import Annotated, Literal
 
+import msgspec
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field
 from typing_extensions import TypeAliasType
 
 from routes.http.priority import PriorityFields
 from routes.http.schemas import MAX_PROMPTS, RequestBody, not_bool, refused
 from rwkv_batch.chat.languages import find, languages
-from rwkv_batch.translation.glossary import Glossary, GlossaryError, from_pairs
+from rwkv_batch.translation.glossary import NO_GLOSSARY, Glossary, GlossaryError, from_pairs
 
 AUTO = "auto"
 MOST_PLACEHOLDERS = 8000  # characters of all of them: each may be compared at each place of a text
@@ -57,12 +58,26 @@ def _not_long(placeholders: list[str] | None) -> list[str] | None:
     return placeholders
 
 
-def _glossary(pairs: dict[str, str]) -> dict[str, str]:
+def _pairs(value: object) -> object:
+    """An object, which a form writes as JSON or as lines of a term, a tab and what it becomes."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("{"):
+        try:
+            return msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            raise ValueError("is no JSON object, though it begins like one") from None
+    lines = [line.split("\t") for line in value.splitlines() if line.strip()]
+    if not all(len(line) == 2 for line in lines):
+        raise ValueError("must be a JSON object, or have a term, a tab and what it becomes on each line")
+    return dict(lines)
+
+
+def _terms(pairs: dict[str, str]) -> Glossary:
     try:
-        from_pairs(pairs)
+        return from_pairs(pairs)
     except GlossaryError as error:
         raise ValueError(str(error)) from None
-    return pairs
 
 
 # An alias has one place in the document, and not one in each field.
@@ -84,18 +99,23 @@ TargetName = Annotated[LanguageName, BeforeValidator(_not_auto)]
 Texts = Annotated[list[str], Field(max_length=MAX_PROMPTS)]
 TextOrTexts = Annotated[Texts, BeforeValidator(_one_or_many, json_schema_input_type=str | Texts)]
 TagNames = Annotated[list[str], BeforeValidator(_names, json_schema_input_type=str | list[str])]
-Pairs = Annotated[dict[str, str], Field(max_length=5000), AfterValidator(_glossary)]
+Pairs = Annotated[dict[str, str], Field(max_length=5000)]
+OwnTerms = Annotated[
+    Pairs,
+    BeforeValidator(_pairs, json_schema_input_type=Pairs),
+    AfterValidator(_terms),  # what is kept of them
+]
 Key = Annotated[str | None, Field(description="the password")]
 
 
 class TermFields(PriorityFields, RequestBody):
     """What every translation can have besides."""
 
-    glossary: Pairs = Field(default={})  # term -> what it becomes; | parts forms
+    glossary: OwnTerms = Field(default={})  # term -> what it becomes; | parts forms
 
     @property
     def own_terms(self) -> Glossary:
-        return from_pairs(self.glossary)
+        return self.glossary if isinstance(self.glossary, Glossary) else NO_GLOSSARY
 
 
 class TranslateFields(TermFields):
@@ -128,9 +148,7 @@ class DeepLFields(TermFields):
     outline_detection: bool | None = None  # a hint
     tag_handling_version: str | None = None  # a hint
     auth_key: Key = None
-    glossary_id: Annotated[None, refused("there are no stored glossaries; send the terms in `glossary`")] = (
-        None
-    )
+    glossary_id: str | None = None  # of a stored one
     style_id: Annotated[None, refused("there are no stored styles; leave it out")] = None
     custom_instructions: Annotated[
         None, refused("the prompt has no place for instructions; leave it out, or send terms in `glossary`")
@@ -201,6 +219,21 @@ class DetectFields(RequestBody):
 
     q: Annotated[TextOrTexts, Field(validation_alias=AliasChoices("q", "text"))]
     api_key: Key = None
+
+
+class GoogleDetectFields(RequestBody):
+    """The body of Google's detection."""
+
+    q: TextOrTexts
+    key: Key = None
+
+
+class GoogleLanguagesFields(RequestBody):
+    """The body of Google's list of languages."""
+
+    target: OpenName = None  # in which they are named; only then names are listed
+    model: str | None = None  # a hint
+    key: Key = None
 
 
 class LanguagesQuery(RequestBody):

@@ -37,6 +37,31 @@ class DeepLLanguage(TypedDict):
     supports_formality: NotRequired[bool]
 
 
+class DeepLGlossary(TypedDict):
+    """A stored glossary."""
+
+    glossary_id: str
+    ready: bool
+    name: str
+    source_lang: str
+    target_lang: str
+    creation_time: str
+    entry_count: int
+
+
+class DeepLGlossaries(TypedDict):
+    glossaries: list[DeepLGlossary]
+
+
+class DeepLPair(TypedDict):
+    source_lang: str
+    target_lang: str
+
+
+class DeepLPairs(TypedDict):
+    supported_languages: list[DeepLPair]
+
+
 class DeepLXText(TypedDict):
     code: int
     id: int
@@ -88,6 +113,33 @@ class MTranServerTexts(TypedDict):
 
 # `from` is no name in Python.
 HcfyText = TypedDict("HcfyText", {"text": str, "from": str, "to": str, "result": list[str]})
+
+
+class GoogleLanguage(TypedDict):
+    language: str
+    name: NotRequired[str]
+
+
+class GoogleLanguageList(TypedDict):
+    languages: list[GoogleLanguage]
+
+
+class GoogleLanguages(TypedDict):
+    data: GoogleLanguageList
+
+
+class GoogleDetection(TypedDict):
+    language: str
+    confidence: float
+    isReliable: bool
+
+
+class GoogleDetectionLists(TypedDict):
+    detections: list[list[GoogleDetection]]
+
+
+class GoogleDetections(TypedDict):
+    data: GoogleDetectionLists
 
 
 class GoogleTranslation(TypedDict):

@@ -20,7 +20,7 @@ from routes.translate.schemas import (
     TranslateFields,
 )
 from rwkv_batch.chat.languages import find
-from rwkv_batch.translation.detection import detect
+from rwkv_batch.translation.language.detection import detect
 from rwkv_batch.translation.marks import HTML, PLAIN, Handling
 from rwkv_batch.translation.segments import Sentences
 from rwkv_batch.translation.translator import TextsAsked, Translator

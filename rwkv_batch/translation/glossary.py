@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ahocorasick_rs import AhoCorasick, MatchKind
 
 from rwkv_batch.chat.languages import find
-from rwkv_batch.translation.scripts import WORD, joins_words
+from rwkv_batch.translation.language.scripts import WORD, joins_words
 
 ANY = ("", "*")
 MOST_TERMS, LONGEST = 50_000, 200  # of a glossary, and characters of a form
@@ -207,8 +207,16 @@ def from_pairs(pairs: Mapping[str, str]) -> Glossary:
 
     Raises GlossaryError.
     """
-    given = [(source, target) for source, target in pairs.items() if _forms(source) and _forms(target)]
-    terms = tuple(_term(["", "", source, target]) for source, target in given)
+    return from_entries(
+        (source, target) for source, target in pairs.items() if _forms(source) and _forms(target)
+    )
+
+
+def from_entries(
+    entries: Iterable[tuple[str, str]], source_language: str = "", target_language: str = ""
+) -> Glossary:
+    """Terms, and what they become, for texts in these languages. Raises GlossaryError."""
+    terms = tuple(_term([source_language, target_language, *entry]) for entry in entries)
     if (forms := sum(len(term.source) + len(term.target) for term in terms)) > MOST_TERMS:
         raise GlossaryError(f"the terms have {forms} forms, and at most {MOST_TERMS} are taken")
     if (size := sum(map(len, (form for term in terms for form in term.source)))) > MOST_CHARACTERS:

@@ -4,13 +4,16 @@
        Where it cannot, each term is asked for by itself beside the segments, unless it is known.
     2. A segment whose answer lacks a term is asked for again as it was written, and the term alone, unless
        that was done. The model's own word for the term is found in the answer, and replaced.
-    3. What still lacks a term, or a mark, is translated piece by piece: the text between marks and terms,
+    3. Where that word is a part of a longer one, the term takes its place, and the model goes on behind it.
+    4. What still lacks a term, or a mark, is translated piece by piece: the text between marks and terms,
        which keep their places.
 
 So marks and terms are always whole. Most segments need one row, and none waits for the rows of another.
+Those with terms come first, so that what they lack runs beside the others.
 """
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -18,9 +21,9 @@ from html import escape, unescape
 from typing import NamedTuple
 
 from rwkv_batch.chat.languages import Language, find, name_of
-from rwkv_batch.translation.detection import detect_together
 from rwkv_batch.translation.forms import TranslationForm
-from rwkv_batch.translation.glossary import NO_GLOSSARY, Found, Glossary, Terms, is_whole, places
+from rwkv_batch.translation.glossary import NO_GLOSSARY, Found, Glossary, Terms, is_whole, lower, places
+from rwkv_batch.translation.language.detection import detect_together
 from rwkv_batch.translation.marks import PLAIN, Handling, Mark, Token, fits, split
 from rwkv_batch.translation.segments import Part, Segment, Sentences, cut
 
@@ -83,6 +86,7 @@ class _InWork:
     replaced: str  # the same with terms as they are to be
     answer: list[Token] = field(default_factory=list)  # the last one with all marks
     waits: int = 0  # for so many rows
+    goes_on: bool = False  # it was tried to go on behind a term
 
 
 @dataclass
@@ -109,6 +113,7 @@ class Translator:
         self.asked, self._form, self._words, self._model = asked, form, words, model
         self._taking: dict[int, Taking] = {}  # of rows that run, by number
         self._asked = 0  # rows so far
+        self._wholes: dict[int, int] = {}  # row -> the segment that it is
         self._asking: dict[tuple[str, str, str], list[_InWork]] = {}  # words, and what waits for them
         target = find(asked.target)
         self._target = target.name if target else asked.target
@@ -150,23 +155,31 @@ class Translator:
         return any(terms.find(token) for token in segment.tokens if isinstance(token, str))
 
     def start(self) -> list[PromptRow]:
-        """The rows that are known at once: number i is that of segment i, and terms follow."""
+        """The rows that are known at once."""
         works = [self._begin(segment) for segment in self.segments]
-        rows = [self._ask_whole(work, self._first(work)) for work in works]
+        numbers = sorted(range(len(works)), key=lambda number: not works[number].terms)
+        self._wholes = dict(enumerate(numbers))
+        rows = [self._ask_whole(works[number], self._first(works[number])) for number in numbers]
         if not self._form.terms_in_source:
             rows += [row for work in works for row in self._ask_words(work)]
         return rows
+
+    def whole(self, row: int) -> int | None:
+        """The number of the segment that a row is for, if it is the first one for all of it."""
+        return self._wholes.get(row)
 
     def take(self, number: int, answer: Translated) -> list[PromptRow]:
         """The answer to a row. Returns further rows, whose numbers follow those of all before."""
         return self._taking.pop(number)(answer)
 
-    def _ask(self, source: str, text: str, take: Taking) -> PromptRow:
+    def _ask(self, source: str, text: str, take: Taking, begun: str = "") -> PromptRow:
+        """`begun`: how the translation begins."""
         self._taking[self._asked] = take
         self._asked += 1
         texts = {"source": source, "target": self._target}
         head, _, tail = self._form.prompt.partition("{text}")
-        return PromptRow(head.format(**texts) + text + tail.format(**texts), self._form.stop.format(**texts))
+        prompt = head.format(**texts) + text + tail.format(**texts) + (f" {begun}" if begun else "")
+        return PromptRow(prompt, self._form.stop.format(**texts))
 
     def _ask_whole(self, work: _InWork, text: str) -> PromptRow:
         work.waits += 1
@@ -209,6 +222,9 @@ class Translator:
         """What is left to do for a segment once all that it waits for is there."""
         if work.waits or work.segment.answer is not None or self._put_in_place(work):
             return []
+        if begun := self._begun(work):
+            work.waits += 1
+            return [self._ask(work.source, work.shown, partial(self._take_rest, work, begun), begun)]
         pieces = _Pieces(work, self._between(work))
         rows = [
             self._ask(work.source, text[slice(*_inside(text))], partial(self._take_piece, pieces, place))
@@ -218,6 +234,27 @@ class Translator:
         if not rows:
             self._put_together(pieces)
         return rows
+
+    def _begun(self, work: _InWork) -> str:
+        """The last answer up to where the model's own word is a part of a longer one, and the term there."""
+        tokens = list(work.answer)
+        for each in _lacks(work, tokens) if tokens and not work.goes_on else ():
+            word = self._words.known.get(self._key(work, each), "")
+            if word and _replace_one(tokens, word, each.wanted):
+                continue
+            if not word or (before := _before_compound(tokens, word)) is None:
+                break
+            work.goes_on = True
+            names = {mark.text: name for name, mark in work.names.items()}
+            return (
+                "".join(names.get(t.text, t.text) if isinstance(t, Mark) else t for t in before) + each.wanted
+            )
+        return ""
+
+    def _take_rest(self, work: _InWork, begun: str, answer: Translated) -> list[PromptRow]:
+        work.waits -= 1
+        whole = answer._replace(text=begun + answer.text)
+        return [] if self._take(work, whole) else self._settle(work)
 
     def _take_piece(self, pieces: _Pieces, place: int, answer: Translated) -> list[PromptRow]:
         pieces.made[place] = self._piece(pieces.texts[place][0], answer)
@@ -444,11 +481,29 @@ def _replace_one(tokens: list[Token], word: str, wanted: str) -> bool:
 
     An ending may follow the word.
     """
-    endings = (rf"{re.escape(word)}", rf"{re.escape(word)}\w{{1,{LONGEST_ENDING}}}")
+    plain = re.escape(_folded(word))
+    endings = (plain, rf"{plain}\w{{1,{LONGEST_ENDING}}}")
     for ending in endings if len(word) > LONGEST_ENDING else endings[:1]:
         for number, token in enumerate(tokens):
-            for found in re.finditer(ending, token, re.IGNORECASE) if isinstance(token, str) else ():
+            for found in re.finditer(ending, _folded(token)) if isinstance(token, str) else ():
                 if isinstance(token, str) and is_whole(token, *found.span()):
                     tokens[number] = token[: found.start()] + wanted + token[found.end() :]
                     return True
     return False
+
+
+def _before_compound(tokens: list[Token], word: str) -> list[Token] | None:
+    """What stands in front of a longer word that begins or ends with this one; None if there is none."""
+    if len(word) <= LONGEST_ENDING:
+        return None
+    plain = re.escape(_folded(word))
+    compound = re.compile(rf"\b(?:{plain}\w+|\w+{plain}\w{{0,{LONGEST_ENDING}}}\b)")
+    for number, token in enumerate(tokens):
+        if isinstance(token, str) and (found := compound.search(_folded(token))):
+            return [*tokens[:number], token[: found.start()]]
+    return None
+
+
+def _folded(text: str) -> str:
+    """In lower case and without accents, each character in its place: inflection may change these."""
+    return "".join(unicodedata.normalize("NFD", c)[0] for c in lower(text))

@@ -81,6 +81,12 @@ class RemoveDocument(KeyedCommand, frozen=True, tag="remove_document"):
     """The reply says how many documents were found: 0 or 1."""
 
 
+class ListDocuments(ModelMessage, frozen=True, tag="list_documents"):
+    """Replied to with the keys of documents that begin with `prefix`, which is not empty, in their order."""
+
+    prefix: str
+
+
 class PutStartState(KeyedCommand, frozen=True, tag="put_start_state"):
     """Read a tuned state from a file, and store it under the name `key`, in place of any older one.
 
@@ -225,6 +231,7 @@ SessionCommand = (
     | PutDocument
     | GetDocument
     | RemoveDocument
+    | ListDocuments
 )
 # What is done with start states; the only event that follows is `CommandReply`, `Rejected` or `Failed`.
 StartStateCommand = PutStartState | DescribeStartState | ListStartStates | RemoveStartStates

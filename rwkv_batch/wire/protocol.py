@@ -298,6 +298,7 @@ class CommandReply(WireMessage, frozen=True, omit_defaults=True, tag="command_re
     # StopRequest: how many there were
     found: int = 0
     data: bytes = b""  # ExportSession, GetDocument
+    keys: list[str] = []  # ListDocuments
     sessions: list[SessionInfo] = []  # ListSessions
     total: int = 0  # ListSessions: how many sessions there are,
     l1: int = 0  # those of them in L1,

@@ -33,6 +33,21 @@ def test_deepl(url: str):
         client.translate_text(HOUSE, target_lang="XX")
 
 
+def test_the_glossaries_of_deepl(url: str):
+    client = deepl.Translator("unused", server_url=url)
+    glossary = client.create_glossary("ours", "EN", "DE", {"dog": "Rüde", "house": "Haus"})
+    assert (glossary.entry_count, glossary.ready, glossary.source_lang) == (2, True, "EN")
+    assert client.get_glossary_entries(glossary) == {"dog": "Rüde", "house": "Haus"}
+    assert glossary.glossary_id in [each.glossary_id for each in client.list_glossaries()]
+    found = client.translate_text(HOUSE, source_lang="EN", target_lang="DE", glossary=glossary)
+    assert found.text == "Der Rüde sieht das Haus."
+    assert client.get_glossary_languages()
+    client.create_glossary_from_csv("theirs", "EN", "DE", 'cat,"Samtpfote"\n')
+    client.delete_glossary(glossary)
+    with pytest.raises(deepl.DeepLException):
+        client.get_glossary(glossary.glossary_id)
+
+
 def test_libretranslate(url: str):
     client = LibreTranslateAPI(url)
     assert client.translate(HOUSE, "en", "de") == HAUS

@@ -35,6 +35,7 @@ from rwkv_batch.wire.commands import (
     GetMetrics,
     ImportSession,
     ListAdapters,
+    ListDocuments,
     ListModels,
     ListRequests,
     ListSessions,
@@ -313,6 +314,10 @@ class FakeEngine:
                 self._documents[key] = data
             case GetDocument():
                 return CommandReply(id, data=self._documents.get(key, b""))
+            case ListDocuments(prefix=prefix):
+                return CommandReply(
+                    id, keys=sorted(each for each in self._documents if each.startswith(prefix))
+                )
             case RemoveDocument():
                 return CommandReply(id, found=int(self._documents.pop(key, None) is not None))
         return CommandReply(id)

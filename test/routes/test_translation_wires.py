@@ -187,6 +187,46 @@ def test_google(server):
         assert found["detectedSourceLanguage"] == "de"
 
 
+def test_google_by_its_url(server):
+    path, asked = "/language/translate/v2", {"source": "en", "target": "de", "format": "text"}
+    for text in ("Hello", ["Hello", "a + b & ä"]):
+        wanted = [
+            {"translatedText": f"English: {each}\n\nGerman:"} for each in ([text], text)[type(text) is list]
+        ]
+        answer = server.http.get(path, params=asked | {"q": text, "model": "base"})
+        assert answer.json()["data"]["translations"] == wanted
+        assert post(server, path, params=asked | {"q": text})["data"]["translations"] == wanted
+        assert post(server, path, params=asked, json={"q": text})["data"]["translations"] == wanted
+    assert post(server, path, params=asked, data={"q": "Hello", "target": "fr"})["data"]["translations"] == [
+        {"translatedText": "English: Hello\n\nFrench:"}
+    ], "the body goes before the URL"
+    answer = server.http.get(path, params={"q": "Hello"})
+    assert answer.status_code == 400 and "`target`" in answer.json()["error"]["message"]
+    answer = server.http.get(f"{path}?q=%ff&target=de")
+    assert answer.status_code == 400 and "UTF-8" in answer.json()["error"]["message"]
+
+
+def test_the_lists_of_google(server):
+    path = "/language/translate/v2/languages"
+    codes = server.http.get(path).json()["data"]["languages"]
+    assert {"language": "zh-CN"} in codes and {"language": "no"} in codes
+    assert all(find(each["language"]) for each in codes)
+    named = post(server, path, json={"target": "en"})["data"]["languages"]
+    assert {"language": "zh-TW", "name": "Traditional Chinese"} in named
+    named = server.http.get(path, params={"target": "zh-CN"}).json()["data"]["languages"]
+    assert {"language": "de", "name": "德语"} in named
+    assert server.http.get(path, params={"target": "xx"}).status_code == 400
+    texts = ["Das ist ein sehr schöner Tag.", "123"]
+    for answer in (
+        server.http.get("/language/translate/v2/detect", params={"q": texts}),
+        server.http.post("/language/translate/v2/detect", json={"q": texts}),
+    ):
+        (first,), (second,) = answer.json()["data"]["detections"]
+        assert first["language"] == "de" and first["isReliable"] and 0.5 < first["confidence"] <= 1
+        assert second == {"language": "und", "confidence": 0.0, "isReliable": False}
+    assert server.http.get("/language/translate/v2/detect").status_code == 400
+
+
 WIRES = {  # how each client asks, by its name: path, body, and the names of its source and target
     "immersive": (
         "/translate",
@@ -271,8 +311,35 @@ def test_terms_of_a_request(server):
     assert "Hello Erdball" in post(server, "/translate", json=body)["data"]
     answer = server.http.post("/translate", json=body | {"glossary": {"world": "x" * 300}})
     assert answer.status_code == 400 and "`glossary`: a form of a term has" in answer.json()["message"]
-    answer = server.http.post("/v2/translate", json=body | {"glossary_id": "1", "text": ["a"]})
-    assert answer.status_code == 400 and "send the terms in `glossary`" in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    "glossary", ['{"world": "Erdball"}', "world\tErdball\n\nmoon|moons\tMond", ' {"world":"Erdball"}']
+)
+def test_terms_in_a_form(server, glossary):
+    form = {"text": "Hello world", "target_lang": "DE", "source_lang": "EN", "glossary": glossary}
+    assert "Hello Erdball" in post(server, "/translate", data=form)["data"]
+    found = post(server, "/v2/translate", files={name: (None, text) for name, text in form.items()})
+    assert "Hello Erdball" in found["translations"][0]["text"]
+    params = {"q": "Hello world", "source": "en", "target": "de", "glossary": glossary}
+    answer = server.http.get("/language/translate/v2", params=params).json()
+    assert "Hello Erdball" in answer["data"]["translations"][0]["translatedText"]
+
+
+@pytest.mark.parametrize(
+    ("glossary", "why"),
+    [
+        ("{", "is no JSON object"),
+        ("world", "on each line"),
+        ('{"a": 1}', "string"),
+        ("a\t" + "x" * 300, "200"),
+    ],
+)
+def test_terms_in_a_form_that_cannot_be_read(server, glossary, why):
+    form = {"text": "Hello", "target_lang": "DE", "source_lang": "EN", "glossary": glossary}
+    answer = server.http.post("/translate", data=form)
+    assert answer.status_code == 400 and "`glossary" in answer.json()["message"]
+    assert why in answer.json()["message"]
 
 
 @pytest.mark.parametrize(
@@ -299,7 +366,7 @@ def test_terms_of_a_request(server):
             400,
             "instructions",
         ),
-        ("/v2/glossaries", {"name": "a"}, 404, "send the terms in `glossary`"),
+        ("/v3/glossaries", {"name": "a"}, 404, "/v2/glossaries"),
         ("/detect", {}, 400, "`q`"),
     ],
 )

@@ -26,6 +26,19 @@ def test_a_term_stands_where_the_models_own_word_stood(server: Server):
     assert answer["data"] == "Der Rüde sieht das Haus. Wir lieben meine Hunde."
 
 
+def test_a_stored_glossary(server: Server):
+    entries = {"name": "ours", "source_lang": "en", "target_lang": "de", "entries_format": "tsv"}
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        stored = http.post("/v2/glossaries", json=entries | {"entries": "dog\tRüde"}).json()
+        assert stored in http.get("/v2/glossaries").json()["glossaries"]
+        body = {"text": ["The dog sees the house."], "source_lang": "EN", "target_lang": "DE"}
+        body |= {"glossary_id": stored["glossary_id"]}
+        answer = http.post("/v2/translate", json=body).json()
+        assert answer["translations"][0]["text"] == "Der Rüde sieht das Haus."
+        assert http.delete(f"/v2/glossaries/{stored['glossary_id']}").status_code == 204
+        assert http.post("/v2/translate", json=body).status_code == 404
+
+
 def test_offline_reader_gets_a_translation_as_it_is_made(server: Server):
     text = "The dog sees the house.\n\n<b>The cat</b> drinks water."
     body = {

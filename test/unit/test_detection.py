@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rwkv_batch.chat.languages import find
-from rwkv_batch.translation.detection import detect, detect_together
+from rwkv_batch.translation.language.detection import detect, detect_together
 
 LISTED = Path(__file__).resolve().parents[1] / "helpers" / "language_sentences.tsv"
 SENTENCES = [line.split("\t") for line in LISTED.read_text(encoding="utf-8").splitlines()]

@@ -16,6 +16,7 @@ from rwkv_batch.wire.client import EngineGone, RequestFailed, RequestRejected
 from rwkv_batch.wire.codec import encode
 from rwkv_batch.wire.commands import (
     GetMetrics,
+    ListDocuments,
     ListModels,
     ListSessions,
     LoadAdapter,
@@ -306,6 +307,14 @@ def test_sessions_of_all_engines_are_listed_once_in_their_fastest_tier(host: Hos
     reply = answered(host, ListSessions("c", limit=9), (0, listed("L3", "L1")), (1, listed("L2", "L3")))
     assert [(info.key, info.tier) for info in reply.sessions] == [("a", "L2"), ("b", "L1")]
     assert (reply.total, reply.l1) == (2, 1)
+
+
+def test_documents_of_all_engines_are_listed_once(host: Host):
+    def kept(*keys: str):
+        return lambda id: CommandReply(id, keys=list(keys))
+
+    reply = answered(host, ListDocuments("c", "d:"), (0, kept("a", "c")), (1, kept("b", "c")))
+    assert reply.keys == ["a", "b", "c"]
 
 
 def test_a_failure_of_one_engine_is_that_of_the_request(host: Host):

@@ -10,7 +10,7 @@ from routes.translate import rounds
 from routes.translate.rounds import TranslationReply, request_of
 from rwkv_batch.translation.forms import TranslationForm
 from rwkv_batch.translation.translator import TextsAsked, Translator, Words
-from rwkv_batch.wire.client import Job, RequestRejected
+from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import Accepted, GenerateRequest, Progress, Rejected, RowDelta
 
 
@@ -113,6 +113,16 @@ def test_so_many_rows_run_at_a_time(monkeypatch):
         job.read(1)
     assert reply.translator.texts() == ["y {0} y"] * 4
     assert [len(request.prompts) for request in wire.requests] == [3, 3, 3, 3]
+
+
+def test_a_row_that_is_lost_ends_the_job():
+    """A text without its translation would look like one that needs none."""
+    wire = AnsweringWire()
+    _, job = begun(wire)
+    wire.jobs[0].put(Progress("", [RowDelta(1, "", 0, "error", error="Its logits are not finite.")]))
+    with pytest.raises(RequestFailed, match="not finite"):
+        job.read(1)
+    assert wire.cancelled == [wire.requests[0].id]
 
 
 def test_a_client_that_leaves_cancels_all_that_runs():

@@ -207,13 +207,46 @@ def test_what_an_answer_lacks_is_asked_for_before_the_others_have_ended():
     terms = from_pairs({"dog": "Köter"})
     asked = TextsAsked(["The {0} sees.", "The dog.", "Fine."], "de", "en", terms)
     translator = Translator(asked, TranslationForm(terms_in_source=False), Words())
-    assert [text_of(row.prompt) for row in translator.start()] == [*asked.texts, "dog"]
-    assert [text_of(row.prompt) for row in translator.take(0, Translated("Sieht."))] == ["The", "sees."]
-    assert translator.take(1, Translated("Der Hund.")) == [], "it waits for the term"
+    rows = [text_of(row.prompt) for row in translator.start()]
+    assert rows == ["The dog.", "The {0} sees.", "Fine.", "dog"], "what may lack something is the first"
+    assert [translator.whole(row) for row in range(4)] == [1, 0, 2, None]
+    assert [text_of(row.prompt) for row in translator.take(1, Translated("Sieht."))] == ["The", "sees."]
+    assert translator.take(0, Translated("Der Hund.")) == [], "it waits for the term"
     assert translator.take(3, Translated("Hund")) == []
     assert translator.take(5, Translated("sieht.")) == translator.take(4, Translated("Der")) == []
     assert translator.take(2, Translated("Gut.")) == []
     assert translator.texts() == ["Der {0} sieht.", "Der Köter.", "Gut."]
+
+
+def compounds(prompt: str) -> str:
+    """Makes one word of a dog house, and goes on with an answer that is begun."""
+    text, _, begun = prompt.removeprefix("English: ").partition("\n\nGerman:")
+    words = {"dog": "Hund", "house": "Haus", "A": "Ein", "here": "hier", "x": "Ax"}
+    return " <b>hier</b>." if begun else words.get(text, "Ein {0} Hundehaus <b>hier</b>.")
+
+
+@pytest.mark.parametrize(
+    ("terms", "wanted", "asked"),
+    [
+        ({"dog": "Köter"}, "Ein {0} Köter <b>hier</b>.", ["Ein {0} Köter"]),
+        ({"house": "Bau"}, "Ein {0} Bau <b>hier</b>.", ["Ein {0} Bau"]),
+        ({"dog": "Köter", "house": "Bau"}, "Ein {0} Köter Bau <b>hier</b>.", ["Ein {0} Köter", "", ""]),
+        ({"A": "Ax"}, "Ax {0} Hundehaus <b>hier</b>.", []),
+    ],
+)
+def test_the_model_goes_on_behind_a_term_that_takes_the_place_of_a_compound(terms, wanted, asked):
+    texts = TextsAsked(["A {0} dog house <b>here</b>."], "de", "en", from_pairs(terms))
+    (answer,), rounds = translate(texts, compounds, TranslationForm(terms_in_source=False))
+    assert answer == wanted
+    begun = [row.prompt.partition("\n\nGerman:")[2].strip() for rows in rounds[1:] for row in rows]
+    assert begun == asked
+
+
+def test_inflection_may_change_accents():
+    model = {"Apples.": "Äpfel.", "Apples": "Apfel"}.get
+    asked = TextsAsked(["Apples."], "de", "en", from_pairs({"apples": "Birnen"}))
+    answers, rounds = translate(asked, lambda p: model(text_of(p)), TranslationForm(terms_in_source=False))
+    assert (answers, len(rounds)) == (["Birnen."], 1)
 
 
 def test_a_term_that_is_asked_for_too_late_to_help_is_not_waited_for():

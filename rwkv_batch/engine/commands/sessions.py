@@ -23,6 +23,7 @@ from rwkv_batch.wire.commands import (
     ForkSession,
     GetDocument,
     ImportSession,
+    ListDocuments,
     ListSessions,
     PutDocument,
     RemoveDocument,
@@ -69,6 +70,10 @@ class SessionCommands:
             case RemoveDocument(key=key):
                 self._pool.documents.remove(
                     key, lambda found, error: self._rows.reply(request, error, found=found)
+                )
+            case ListDocuments(prefix=prefix):
+                self._pool.documents.keys(
+                    prefix, lambda keys, error: self._rows.reply(request, error, keys=keys)
                 )
 
     def _run_on(

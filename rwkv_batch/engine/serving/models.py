@@ -25,6 +25,7 @@ from rwkv_batch.wire.commands import (
     ExportSession,
     GetDocument,
     GetMetrics,
+    ListDocuments,
     ListModels,
     ListRequests,
     ListSessions,
@@ -40,7 +41,7 @@ IDLE_SECONDS = 60.0  # without a step, after which the device is asked whether i
 STALLED_SECONDS = 5.0  # or for which rows have waited without one
 
 Message = GenerateRequest | EngineCommand
-READS = ListSessions | SessionHistory | ExportSession | GetDocument | ListStartStates
+READS = ListSessions | SessionHistory | ExportSession | GetDocument | ListDocuments | ListStartStates
 
 
 class Member:

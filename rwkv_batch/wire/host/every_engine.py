@@ -22,6 +22,7 @@ from rwkv_batch.wire.commands import (
     GetMetrics,
     KeyedCommand,
     ListAdapters,
+    ListDocuments,
     ListModels,
     ListRequests,
     ListSessions,
@@ -83,6 +84,9 @@ class EveryEngine:
             case ListSessions(after=after, limit=limit):
                 replies = [reply for _, reply in await self._all(command)]
                 return sessions_of_all(replies, limit, in_order=after is not None or limit is not None)
+            case ListDocuments():
+                keys = {key for _, reply in await self._all(command) for key in reply.keys}
+                return CommandReply(command.id, keys=sorted(keys))
             case StopRequest():
                 return await self._stop(command)
             case PauseRequest():

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pycld2
 
-from rwkv_batch.translation.scripts import main_script, script_of
+from rwkv_batch.translation.language.scripts import main_script, script_of
 
 LOOKED_AT = 4000  # characters of a text; more would tell nothing new
 # Scripts of one language, or of one that is nearly always meant.

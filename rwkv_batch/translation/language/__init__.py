@@ -1,0 +1,1 @@
+"""The language and the script of a text."""

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable
 
 from rwkv_batch.engine.constraints.masks import MaskMaker
+from rwkv_batch.engine.rows.beginnings import Beginnings
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.rows import Refusal
 from rwkv_batch.engine.scheduling.row import Row
@@ -19,8 +20,8 @@ log = logging.getLogger(__name__)
 class Landing:
     """For the engine's thread."""
 
-    def __init__(self, parts: EngineParts, masks: MaskMaker) -> None:
-        self._parts, self._masks = parts, masks
+    def __init__(self, parts: EngineParts, beginnings: Beginnings, masks: MaskMaker) -> None:
+        self._parts, self._beginnings, self._masks = parts, beginnings, masks
 
     def take(self, step: StepInFlight, ids: list[int]) -> None:
         """Give what a step has drawn, as of Draws.wait, to its rows, and emit their deltas.
@@ -78,6 +79,8 @@ class Landing:
     def _fail(self, row: Row) -> None:
         log.error("logits that are not finite have ended a row")
         self._parts.counts.corrupted += 1
+        for each in row.together:
+            self._beginnings.forget(each)
         self._parts.rows.fail_row(row, NOT_FINITE)
 
 

@@ -24,7 +24,8 @@ class StepLoop:
 
     def __init__(self, parts: EngineParts, turns: Turns, adapters: Adapters, masks: MaskMaker) -> None:
         self._parts, self._turns, self._adapters, self._masks = parts, turns, adapters, masks
-        self._admission, self._landing = Admission(parts, adapters, masks), Landing(parts, masks)
+        self._admission = Admission(parts, adapters, masks)
+        self._landing = Landing(parts, turns.beginnings, masks)
         self._in_flight: deque[StepInFlight] = deque()  # oldest first
         self._left = 0  # of them, those that `land` leaves
         self._pace = Pace(parts.runner.most_steps)

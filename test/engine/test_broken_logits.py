@@ -149,6 +149,21 @@ def test_generate_says_which_of_its_rows_has_failed(driver: Driver) -> None:
         driver.engine.generate([[7, POISON], [POISON]], max_tokens=3, sampling=GREEDY)
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"session": "a"}, {"mixture": [MixturePart("", 1), MixturePart("", 2)]}]
+)
+def test_states_that_have_broken_a_row_are_no_beginnings_of_others(fields) -> None:
+    """What was broken for a moment, and stays in the cache of prompts, breaks one more row at most."""
+    driver = Driver(max_rows=8, prefix_cache_mb=8)
+    prompt = [*range(100, 300), POISON, *range(100, 300)]
+    poisoned(driver, 0.1)
+    fine = driver.say([*prompt, 5], prefix_cache=False)
+    poisoned(driver, math.nan)
+    assert_failed(driver, driver.add([*prompt, 6], **fields))
+    poisoned(driver, 0.1)
+    assert driver.say([*prompt, 5]) == fine
+
+
 def test_an_evaluation_says_why_it_has_no_answer(driver: Driver) -> None:
     with pytest.raises(EvaluationError, match="not finite"):
         list(LocalModel(driver.engine).answers([Ask([5], 1), Ask([POISON], 1)]))

@@ -79,6 +79,11 @@ class Beginnings:
         if row.request.prefix_cache:
             self._copy(row, [*row.input.past, *row.prompt, *row.drawn[: row.drawn_fed]])
 
+    def forget(self, row: Row) -> None:
+        """Later prompts do not begin where it began, nor in what it has left: one of these has broken it."""
+        if row.request.prefix_cache:
+            self._cache.forget([*row.input.past, *row.prompt])
+
     def _copy(self, row: Row, tokens: list[int]) -> None:
         assert row.slot is not None
         self._pool.copies.copy_out(row.slot, partial(self._cache.put, tokens))

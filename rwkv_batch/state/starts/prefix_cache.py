@@ -140,6 +140,15 @@ class PrefixCache:
         self._bytes += entry.nbytes
         self._count(len(prefix), 1)
 
+    def forget(self, tokens: Tokens) -> None:
+        """Drop the states after all prefixes of these tokens."""
+        prompt = _array(tokens)
+        hashes = prefix_hashes(prompt, self._key)
+        for length in self._lengths[self._lengths <= len(prompt)].tolist():
+            digest = int(hashes[length - 1])
+            if self._find(digest, prompt[:length]):
+                self._drop(digest)
+
     def _find(self, digest: int, prefix: np.ndarray) -> _Entry | None:
         entry = self._entries.get(digest)
         return entry if entry is not None and np.array_equal(entry.tokens, prefix) else None

@@ -132,7 +132,8 @@ class PostgresConnection:
     def _is_refused(self, error: psycopg.Error) -> bool:
         """Whether a first connection has failed for a reason that does not pass, such as a wrong password."""
         text = str(error)
-        return not self._outage.has_been_reached and "FATAL:" in text and not any(map(text.count, _PASSING))
+        final = ("FATAL:" in text and not any(map(text.count, _PASSING))) or "invalid" in text
+        return final and not self._outage.has_been_reached
 
     def _is_lost(self, error: psycopg.Error) -> bool:
         if isinstance(error, _AWAY):
@@ -145,8 +146,10 @@ def with_waits(url: str) -> str:
     """The URL with bounds to what libpq waits for, where it does not set them itself. Raises StoreError."""
     try:
         given = conninfo_to_dict(url)
-    except psycopg.ProgrammingError as error:
-        raise StoreError(f"The URL of the database is not understood ({one_line(error)}).") from None
+    except psycopg.ProgrammingError:  # which would name the password
+        raise StoreError(
+            "The URL of the database is not understood; write postgresql://user@host:5432/database."
+        ) from None
     return make_conninfo(url, **{name: value for name, value in WAITS.items() if name not in given})
 
 

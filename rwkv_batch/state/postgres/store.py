@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import torch
-
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import (
     Conflict,
@@ -273,6 +271,8 @@ class PostgresStore:
         row = self._ask(lambda db: db.execute(query, (turn.id,), binary=True).fetchone())
         if row is None:
             return False
+        import torch  # not needed to copy a database
+
         try:
             data = torch.frombuffer(bytearray(row[0]), dtype=torch.uint8)
             images.write(self.images_folder, turn.id, data)

@@ -176,7 +176,9 @@ def _id_of(http: HttpRequest) -> str:
 
 
 async def _keys(front: Frontend) -> list[str]:
-    return [key async for _, reply in front.ask_each(ListDocuments("", NAMES)) for key in reply.keys]
+    """Of all models' databases, each once."""
+    found = [reply.keys async for _, reply in front.ask_each(ListDocuments("", NAMES))]
+    return sorted({key for keys in found for key in keys})
 
 
 async def _document(front: Frontend, key: str) -> bytes:

@@ -67,7 +67,7 @@ class AuditLog:
         """Append a line soon. Safe from any thread; waits for nothing."""
         with self._changed:
             self._waiting.append(entry)
-            if len(self._waiting) > MOST_WAITING:
+            while len(self._waiting) > MOST_WAITING:
                 self._waiting.popleft()
                 self._lost += 1
             self._changed.notify()
@@ -85,15 +85,15 @@ class AuditLog:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 entries, self._waiting = self._waiting, deque()
-                lost, self._lost = self._lost, 0
+                (lost, self._lost), closing = (self._lost, 0), self._closed
             if entries and not self._write(entries, lost):
                 with self._changed:
                     self._waiting.extendleft(reversed(entries))
                     self._lost += lost
-                    if self._closed:
+                    if closing:
                         return
                     self._changed.wait_for(lambda: self._closed, RETRY_SECONDS)
-            elif self._closed and not self._waiting:
+            elif closing:
                 return
 
     def _write(self, entries: Iterable[dict[str, Any]], lost: int) -> bool:

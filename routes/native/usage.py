@@ -17,6 +17,7 @@ from routes.http.frontend import Frontend
 from routes.http.schemas import RequestBody
 from routes.native.shapes import KeyLimits, KeyUsage, UsageTotal
 from rwkv_batch.keys.records import Key
+from rwkv_batch.keys.usage import FIRST_DAY, LAST_DAY
 
 
 def _day(text: str) -> str:
@@ -52,7 +53,7 @@ async def usage(front: Frontend, http: HttpRequest) -> Response:
     name = fields.key or (None if caller.role is Role.OPERATOR else caller.name)
     if caller.role is not Role.OPERATOR and name != caller.name:
         raise not_allowed("see the usage of others")
-    read = partial(front.accounts.read_now, name, fields.start or "", fields.end or "9999-99-99")
+    read = partial(front.accounts.read_now, name, fields.start or FIRST_DAY, fields.end or LAST_DAY)
     try:
         found = await asyncio.get_running_loop().run_in_executor(None, read)
     except sqlite3.Error as error:

@@ -10,7 +10,7 @@ from typing import get_args
 
 from rwkv_batch.keys import records
 from rwkv_batch.keys.records import Key, KeysError, Priority
-from rwkv_batch.keys.usage import UsageStore, Used, usage_file
+from rwkv_batch.keys.usage import FIRST_DAY, LAST_DAY, UsageStore, Used, usage_file
 
 COLUMNS = ("key", "model", "day", "requests", "prompt", "cached", "completion")
 
@@ -61,8 +61,8 @@ def command_line() -> argparse.ArgumentParser:
     revoked.add_argument("name", metavar="NAME")
     used = command("usage", _usage, "what keys have used, by model and day (UTC)")
     used.add_argument("--key", metavar="NAME", help="of this one (default: all)")
-    used.add_argument("--start", type=_day, metavar="DATE", default="", help="the first day")
-    used.add_argument("--end", type=_day, metavar="DATE", default="9999-99-99", help="the last day")
+    used.add_argument("--start", type=_day, metavar="DATE", help="the first day")
+    used.add_argument("--end", type=_day, metavar="DATE", help="the last day")
     used.add_argument("--json", action="store_true", help="as JSON, an entry a line")
     return parser
 
@@ -95,7 +95,7 @@ def _usage(options: argparse.Namespace) -> None:
     found: list[Used] = []
     if Path(path).exists():
         store = UsageStore(path)
-        found = store.read(options.key, options.start, options.end)
+        found = store.read(options.key, options.start or FIRST_DAY, options.end or LAST_DAY)
         store.close()
     if options.json:
         for used in found:

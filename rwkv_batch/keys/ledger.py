@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -126,8 +126,9 @@ class Ledger:
                 self._cells[at + DAY_TOKENS] += count
 
     def close(self) -> None:
-        del self._cells  # which is the memory
-        self._memory.close()
+        del self._cells
+        with suppress(BufferError):  # an error that somebody still holds may hold the cells
+            self._memory.close()
         os.close(self._file)
 
     def _at(self, key: Key) -> int:

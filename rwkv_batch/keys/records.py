@@ -190,10 +190,10 @@ class Keyring:
         self._seen = self._stamp()
         self._take(read(path))
 
-    @property
-    def names(self) -> list[str]:
-        """Of all keys, also of revoked ones."""
-        return list(self._by_name)
+    def named(self, name: str) -> Key | None:
+        """The record of the key of that name that is not revoked, for what runs later in its name."""
+        key = self._by_name.get(name)
+        return None if key is None or key.revoked is not None else key
 
     def find(self, secret: bytes) -> Key | None:
         """The record of a key that is not revoked."""

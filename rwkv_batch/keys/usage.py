@@ -3,6 +3,7 @@
 Front ends add to it in transactions; what one could not write waits in its memory until it can.
 """
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 from rwkv_batch.keys.records import KeysError
 
+FIRST_DAY, LAST_DAY = "0000-00-00", "9999-99-99"  # before and behind all others
 BUSY_SECONDS = 5.0  # that a transaction waits for those of other front ends
 TABLE = """CREATE TABLE IF NOT EXISTS usage (
     key TEXT NOT NULL, model TEXT NOT NULL, day TEXT NOT NULL,
@@ -51,13 +53,14 @@ class UsageStore:
     def __init__(self, path: str | Path) -> None:
         """Raises KeysError."""
         try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # for its owner alone
             self._database = sqlite3.connect(
                 path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute(TABLE)
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise KeysError(
                 f"{path}, where usage is counted, cannot be used ({error}); make room, or put the file of "
                 "--keys into a folder that the server may write to"
@@ -74,7 +77,7 @@ class UsageStore:
                 self._database.execute("ROLLBACK")
             raise
 
-    def read(self, key: str | None = None, first: str = "", last: str = "9999-99-99") -> list[Used]:
+    def read(self, key: str | None = None, first: str = FIRST_DAY, last: str = LAST_DAY) -> list[Used]:
         """Of one key or of all, from the first day to the last, in the order of days."""
         found = self._database.execute(
             "SELECT * FROM usage WHERE (?1 IS NULL OR key = ?1) AND day BETWEEN ?2 AND ?3 "

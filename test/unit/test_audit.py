@@ -1,0 +1,148 @@
+"""The audit log: a chain that several processes write, which shows every change, and a disk that is full."""
+
+import errno
+import hashlib
+import itertools
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from rwkv_batch import audit
+from rwkv_batch.audit import AuditError, AuditLog, main, text_hash, verify
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "audit.jsonl"
+
+
+def write(file: Path, *ids: str) -> None:
+    log = AuditLog(file)
+    for id_ in ids:
+        log.add({"id": id_})
+    log.close()
+
+
+def check(file: Path) -> tuple[int, str]:
+    with file.open("rb") as opened:
+        return verify(opened)
+
+
+def test_each_line_has_the_hash_of_the_one_before(file):
+    write(file, "a", "b")
+    write(file, "c")
+    lines = file.read_bytes().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ["a", "b", "c"]
+    for before, line in itertools.pairwise(lines):
+        assert json.loads(line)["previous"] == hashlib.sha256(before).hexdigest()
+    assert check(file) == (3, hashlib.sha256(lines[-1]).hexdigest())
+
+
+def test_several_that_write_at_once_make_one_chain(file):
+    logs = [AuditLog(file) for _ in range(3)]
+
+    def fill(log: AuditLog) -> None:
+        for number in range(50):
+            log.add({"id": number})
+
+    threads = [threading.Thread(target=fill, args=(log,)) for log in logs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for log in logs:
+        log.close()
+    assert check(file)[0] == 150
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: [lines[0], lines[1].replace(b'"b"', b'"B"'), lines[2]], "line 3 does not follow"),
+        (lambda lines: [lines[0], lines[2]], "line 2 does not follow"),
+        (lambda lines: lines[1:], "line 1 does not begin"),
+        (lambda lines: [*lines, b'{"id":"d"}'], "line 4 is no line"),
+        (lambda lines: [lines[1], lines[0], lines[2]], "line 1 does not begin"),
+    ],
+)
+def test_what_was_changed_is_found(file, change, said, capsys):
+    write(file, "a", "b", "c")
+    lines = file.read_bytes().splitlines()
+    file.write_bytes(b"".join(line + b"\n" for line in change(lines)))
+    with pytest.raises(AuditError, match=said):
+        check(file)
+    assert main(["verify", str(file)]) == 1 and said in capsys.readouterr().err
+
+
+def test_an_end_that_was_taken_off_is_found_with_a_hash_from_before(file, capsys):
+    write(file, "a", "b")
+    assert main(["verify", str(file)]) == 0
+    last = capsys.readouterr().out.split()[-1]
+    write(file, "c")
+    assert main(["verify", str(file), "--last", last]) == 0
+    file.write_bytes(file.read_bytes().splitlines(True)[0])
+    assert main(["verify", str(file), "--last", last]) == 1
+
+
+def test_half_a_line_of_a_crash_is_taken_off(file):
+    write(file, "a")
+    with file.open("ab") as opened:
+        opened.write(b'{"id":"b","pre')
+    with pytest.raises(AuditError, match="cut off"):
+        check(file)
+    write(file, "c")
+    assert check(file)[0] == 2
+
+
+def test_a_full_disk_loses_no_line_and_nobody_waits(file, monkeypatch, caplog):
+    """The first write stops in the middle; the lines come when there is room, and once only."""
+    full, wrote, full_seen = threading.Event(), os.write, threading.Event()
+    halves = iter([10])
+
+    def broken(descriptor: int, data: memoryview) -> int:
+        if full.is_set():
+            return wrote(descriptor, data)
+        if size := next(halves, 0):
+            return wrote(descriptor, data[:size])
+        full_seen.set()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(audit.os, "write", broken)
+    monkeypatch.setattr(audit, "RETRY_SECONDS", 0.01)
+    log = AuditLog(file)
+    log.add({"id": "a"})
+    assert full_seen.wait(10)
+    log.add({"id": "b"})
+    full.set()
+    log.close()
+    assert [json.loads(line)["id"] for line in file.read_text().splitlines()] == ["a", "b"]
+    assert check(file)[0] == 2
+    assert [record.message for record in caplog.records if "its lines wait" in record.message]
+
+
+def test_lines_that_do_not_fit_in_memory_are_counted(file, monkeypatch):
+    monkeypatch.setattr(audit, "MOST_WAITING", 2)
+    held, wrote = threading.Event(), os.write
+    monkeypatch.setattr(audit.os, "write", lambda *given: held.wait(10) and wrote(*given))
+    log = AuditLog(file)
+    for number in range(6):
+        log.add({"id": number})
+    held.set()
+    log.close()
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(entries) + sum(entry.get("lost", 0) for entry in entries) == 6
+    assert check(file)[0] == len(entries) < 6
+
+
+def test_hashes_of_texts():
+    assert text_hash(["hello"]) == hashlib.sha256(b"hello").hexdigest()
+    parts = [hashlib.sha256(text).hexdigest() for text in (b"a", b"b")]
+    assert text_hash(["a", "b"]) == hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def test_a_file_that_cannot_be_written_is_refused_in_a_sentence(tmp_path):
+    with pytest.raises(AuditError, match="name a file in a folder of your own"):
+        AuditLog(tmp_path)

@@ -1,0 +1,229 @@
+"""The file of keys and what their limits count, over several front ends: ledgers of one file."""
+
+import json
+import multiprocessing
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from rwkv_batch.keys import ledger as counted
+from rwkv_batch.keys import records
+from rwkv_batch.keys.__main__ import main
+from rwkv_batch.keys.ledger import Ledger, OverLimit, TooManyRows, limits_file
+from rwkv_batch.keys.records import Key, Keyring, KeysError
+from rwkv_batch.keys.usage import UsageStore, Used, usage_file
+
+spawn = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+@pytest.fixture
+def ledgers(file: Path) -> Iterator[list[Ledger]]:
+    """Two front ends."""
+    both = [Ledger(limits_file(file)) for _ in range(2)]
+    yield both
+    for ledger in both:
+        ledger.close()
+
+
+def key_of(file: Path, name: str, **limits: object) -> Key:
+    records.add(file, Key(name, "", 0, 0.0, **limits))
+    return next(key for key in records.read(file) if key.name == name)
+
+
+def refused(ledger: Ledger, key: Key, rows: int = 1) -> OverLimit:
+    with pytest.raises(OverLimit) as raised:
+        ledger.admit(key, rows)
+    return raised.value
+
+
+def test_the_file_holds_no_key_and_is_for_its_owner_alone(file):
+    secret = records.add(file, Key("alice", "", 0, 0.0))
+    assert secret.startswith("sk-rwkv-") and secret not in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    found = Keyring(file).find(secret.encode())
+    assert found and found.name == "alice" and not Keyring(file).find(b"sk-rwkv-other")
+
+
+def test_a_key_that_is_revoked_is_seen_by_a_ring_that_is_open(file):
+    secrets = {name: records.add(file, Key(name, "", 0, 0.0)) for name in ("alice", "bob")}
+    ring = Keyring(file)
+    alice = ring.find(secrets["alice"].encode())
+    assert alice and not ring.refresh()
+    records.revoke(file, "alice")
+    assert ring.refresh() and ring.is_revoked(alice) and ring.find(secrets["alice"].encode()) is None
+    assert ring.find(secrets["bob"].encode())
+    file.write_text("{")  # somebody has edited it: what was known stays
+    assert not ring.refresh() and ring.find(secrets["bob"].encode())
+
+
+def test_a_name_is_given_once_and_a_place_to_one_key_at_a_time(file):
+    alice, bob = key_of(file, "alice"), key_of(file, "bob")
+    assert alice.place != bob.place
+    with pytest.raises(KeysError, match="is there already"):
+        records.add(file, Key("alice", "", 0, 0.0))
+    records.revoke(file, "alice")
+    with pytest.raises(KeysError, match="keeps its name"):
+        records.add(file, Key("alice", "", 0, 0.0))
+    assert key_of(file, "carol").place == alice.place
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"keys":[{"name":"a b","hash":"00","place":0,"created":0}]}'])
+def test_a_file_that_is_none_of_keys_is_refused_in_a_sentence(file, text):
+    file.write_text(text)
+    with pytest.raises(KeysError, match="write it with python"):
+        records.read(file)
+
+
+def test_requests_of_a_minute_are_counted_exactly_over_all_front_ends(file, ledgers):
+    """By many threads at once: not one more is taken."""
+    key, other = key_of(file, "alice", requests_per_minute=50), key_of(file, "bob", requests_per_minute=7)
+
+    def ask(number: int) -> tuple[int, int]:
+        which = number % 2
+        try:
+            ledgers[number // 2 % 2].admit((key, other)[which], 1)
+        except OverLimit:
+            return which, 0
+        return which, 1
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, range(300)))
+    taken = [sum(count for which, count in answers if which == each) for each in range(2)]
+    assert taken == [50, 7]
+    error = refused(ledgers[1], key)
+    assert 0 < error.retry_after <= 60 and "50 requests a minute" in str(error)
+    assert error.standings.requests and error.standings.requests.remaining == 0
+
+
+def _admit(path: str, key: Key, count: int) -> int:
+    """In a process of its own."""
+    ledger, taken = Ledger(path), 0
+    for _ in range(count):
+        try:
+            ledger.admit(key, 1)
+        except OverLimit:
+            continue
+        taken += 1
+    return taken
+
+
+def test_and_over_processes(file):
+    key = key_of(file, "alice", requests_per_minute=300)
+    with spawn.Pool(3) as pool:
+        taken = pool.starmap(_admit, [(str(limits_file(file)), key, 200)] * 3)
+    assert sum(taken) == 300
+
+
+def test_a_new_minute_begins_with_the_first_request_behind_the_old_one(file, ledgers, monkeypatch):
+    key = key_of(file, "alice", requests_per_minute=1)
+    now = [10**12]
+    monkeypatch.setattr(counted.time, "monotonic_ns", lambda: now[0])
+    ledgers[0].admit(key, 1)
+    now[0] += 59 * 10**9
+    assert round(refused(ledgers[1], key).retry_after) == 1
+    now[0] += 2 * 10**9
+    ledgers[1].admit(key, 1)
+    now[0] = 5  # the machine has started again, and with it the clock
+    ledgers[0].admit(key, 1)
+
+
+def test_tokens_of_a_minute_and_a_day(file, ledgers, monkeypatch):
+    minute, day = (
+        key_of(file, "a", tokens_per_minute=100),
+        key_of(file, "b", tokens_per_day=100, tokens_per_minute=10**9),
+    )
+    for key in (minute, day):
+        standings = ledgers[0].admit(key, 1)
+        assert standings.tokens and standings.tokens.remaining in (100, 10**9)
+        ledgers[0].spend([(key, 60)])
+        ledgers[1].admit(key, 1)  # there are tokens left
+        ledgers[1].spend([(key, 60)])
+        assert "tokens a" in str(refused(ledgers[0], key))
+    now = counted.time.monotonic_ns() + 61 * 10**9
+    monkeypatch.setattr(counted.time, "monotonic_ns", lambda: now)
+    ledgers[0].admit(minute, 1)
+    assert "a day" in str(refused(ledgers[0], day))
+    tomorrow = counted.time.time() + 86400
+    monkeypatch.setattr(counted.time, "time", lambda: tomorrow)
+    ledgers[0].admit(day, 1)
+
+
+def test_rows_at_once_are_those_of_all_front_ends(file, ledgers):
+    key = key_of(file, "alice", rows=4)
+    ledgers[0].admit(key, 3)
+    assert "3 rows running of 4" in str(refused(ledgers[1], key, 2))
+    ledgers[1].admit(key, 1)
+    refused(ledgers[0], key)
+    ledgers[0].release(key, 3)
+    ledgers[1].admit(key, 3)
+    with pytest.raises(TooManyRows, match="5 rows"):
+        ledgers[0].admit(key, 5)
+
+
+def test_rows_of_a_front_end_that_has_died_do_not_count(file):
+    key = key_of(file, "alice", rows=2)
+    dead, alive = Ledger(limits_file(file)), Ledger(limits_file(file))
+    dead.admit(key, 2)
+    refused(alive, key)
+    dead.close()
+    alive.admit(key, 2)
+    alive.close()
+
+
+def test_the_place_of_a_revoked_key_begins_anew(file, ledgers):
+    old = key_of(file, "alice", requests_per_minute=1)
+    ledgers[0].admit(old, 1)
+    new = replace(old, name="bob", hash="ab" * 32)
+    ledgers[0].admit(new, 1)
+    refused(ledgers[1], new)
+
+
+def test_usage_adds_up_and_stays(file):
+    path = usage_file(file)
+    store = UsageStore(path)
+    store.add([Used("alice", "m", "2026-01-01", 1, 10, 2, 5), Used("bob", "m", "2026-01-01", 1, 1, 0, 1)])
+    store.add([Used("alice", "m", "2026-01-01", 1, 10, 0, 6), Used("alice", "m", "2026-01-02", 1, 1, 0, 1)])
+    store.close()
+    again = UsageStore(path)
+    assert again.read("alice", last="2026-01-01") == [Used("alice", "m", "2026-01-01", 2, 20, 2, 11)]
+    assert len(again.read()) == 3 and len(again.read(first="2026-01-02")) == 1
+    again.close()
+
+
+def test_the_commands(file, capsys):
+    limits = ["--requests-per-minute", "60", "--models", "a,b", "--no-sessions", "--ends", "2099-01-31"]
+    assert main(["add", str(file), "alice", *limits]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("sk-rwkv-") and said.out.count("\n") == 1
+    assert Keyring(file).find(said.out.strip().encode())
+    assert main(["list", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "alice" in shown and "models a,b; 60 requests/min; no sessions" in shown
+    assert main(["list", str(file), "--json"]) == 0
+    assert "hash" not in json.loads(capsys.readouterr().out)
+    store = UsageStore(usage_file(file))
+    store.add([Used("alice", "a", "2026-01-01", 3, 4, 0, 5)])
+    store.close()
+    assert main(["usage", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split() == [
+        "alice",
+        "a",
+        "2026-01-01",
+        "3",
+        "4",
+        "0",
+        "5",
+    ]
+    assert main(["revoke", str(file), "alice"]) == 0
+    assert main(["revoke", str(file), "alice"]) == 2
+    assert main(["usage", str(file.with_name("none"))]) == 2
+    assert "python -m rwkv_batch.keys add" in capsys.readouterr().err

@@ -88,7 +88,7 @@ def _headers(name: str, standing: Standing) -> dict[str, str]:
 
 
 class EngineWork:
-    """What the engine has done for a request. Texts of requests that are run in rounds add up."""
+    """What the engine has done for a request, whose jobs may be several."""
 
     def __init__(self) -> None:
         self.model = ""  # empty: the engine has not got it
@@ -96,13 +96,15 @@ class EngineWork:
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
         self.first: float | None = None  # when the first text came, by time.monotonic()
 
-    def submitted(self, request: GenerateRequest) -> None:
+    def submitted(self, request: GenerateRequest) -> int:
+        """One more job of the request; returns its number, from 1."""
         self.model = request.to_model
         self.requests += 1
         self.rows += len(request.prompts) * request.n
+        return self.requests
 
-    def drew(self, deltas: list[RowDelta]) -> int:
-        """The tokens of these deltas, which go into the reply."""
+    def drew(self, job: int, deltas: list[RowDelta]) -> int:
+        """The tokens of these deltas of a job, which go into the reply."""
         if self.first is None:
             self.first = time.monotonic()
         tokens = sum([delta.tokens for delta in deltas])
@@ -120,19 +122,19 @@ class HashedWork(EngineWork):
     def __init__(self) -> None:
         super().__init__()
         self._prompts: list[str] = []
-        self._answers: dict[tuple[int, int], hashlib._Hash] = {}  # by round and row
+        self._answers: dict[tuple[int, int], hashlib._Hash] = {}  # by job and row
 
-    def submitted(self, request: GenerateRequest) -> None:
-        super().submitted(request)
+    def submitted(self, request: GenerateRequest) -> int:
         self._prompts += [each if isinstance(each, str) else ids_text(each) for each in request.prompts]
+        return super().submitted(request)
 
-    def drew(self, deltas: list[RowDelta]) -> int:
+    def drew(self, job: int, deltas: list[RowDelta]) -> int:
         for delta in deltas:
-            place = self.requests, delta.row
+            place = job, delta.row
             if (answer := self._answers.get(place)) is None:
                 answer = self._answers[place] = hashlib.sha256()
             answer.update(delta.text.encode(errors="surrogatepass"))
-        return super().drew(deltas)
+        return super().drew(job, deltas)
 
     def hashes(self) -> dict[str, str]:
         digests = [answer.hexdigest() for _, answer in sorted(self._answers.items())]

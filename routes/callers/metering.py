@@ -14,7 +14,7 @@ from rwkv_batch.keys.ledger import DAY, Ledger, limits_file
 from rwkv_batch.keys.records import Key, Keyring
 from rwkv_batch.keys.usage import UsageStore, Used, day_of, usage_file
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
-from rwkv_batch.wire.protocol import Accepted, Failed, GenerateRequest, RowDelta
+from rwkv_batch.wire.protocol import Accepted, Event, Failed, GenerateRequest, RowDelta
 
 WRITE_EVERY = 0.5  # seconds, while streams run; what has ended is written at once
 REVOKED = "This key has been revoked; ask whoever runs the server for another one."
@@ -124,7 +124,11 @@ class Accounts:
 
 
 class MeteredJob(Job):
-    """A job that says what it has had. `plain`: takes the owner's mark out of what the engine says."""
+    """A job that says what it has had.
+
+    `plain`: takes the owner's mark out of what the engine says. `number`: from 1, of the jobs of its HTTP
+    request, of which there may be several at once.
+    """
 
     def __init__(
         self,
@@ -133,9 +137,10 @@ class MeteredJob(Job):
         caller: Caller,
         accounts: Accounts | None,
         plain: Callable[[str], str],
+        number: int,
     ) -> None:
         super().__init__(request, cancel)
-        self.caller, self._accounts, self._plain = caller, accounts, plain
+        self.caller, self._accounts, self._plain, self._number = caller, accounts, plain, number
         self._ending = threading.Lock()
         self._metered = True
         if accounts:
@@ -147,15 +152,13 @@ class MeteredJob(Job):
             await super().accepted()
         except (RequestRejected, RequestFailed) as error:
             raise plain_error(error, self._plain) from None
-        self.acceptance = _plain_acceptance(self.acceptance, self._plain)
-        request, served = self.request, self.caller.served
-        prompt = cached = 0
-        if request.max_tokens > 0 or request.turn or request.prompt_logprobs is not None:  # it is fed
-            prompt, cached = sum(self.acceptance.prompt_tokens), sum(self.acceptance.cached_tokens)
-        served.prompt_tokens += prompt
-        served.cached_tokens += cached
-        if self._accounts:
-            self._accounts.used(self.caller, int(served.requests == 1), prompt, cached)
+
+    def put(self, event: Event) -> None:
+        """Take an event; see Job."""
+        if isinstance(event, Accepted):
+            event = replace(event, target=self._plain(event.target)) if event.target else event
+            self._count(event)
+        super().put(event)
 
     def cancel(self) -> None:
         """Stop the request; see Job."""
@@ -169,12 +172,22 @@ class MeteredJob(Job):
             self._end()
             raise plain_error(error, self._plain) from None
         if deltas:
-            tokens = self.caller.served.drew(deltas)
+            tokens = self.caller.served.drew(self._number, deltas)
             if self._accounts:
                 self._accounts.used(self.caller, completion=tokens)
         if self.exhausted:
             self._end()
         return deltas
+
+    def _count(self, accepted: Accepted) -> None:
+        """The tokens of the prompts, if they are fed and not only counted."""
+        request, prompt, cached = self.request, 0, 0
+        if request.max_tokens > 0 or request.turn or request.prompt_logprobs is not None:
+            prompt, cached = sum(accepted.prompt_tokens), sum(accepted.cached_tokens)
+        self.caller.served.prompt_tokens += prompt
+        self.caller.served.cached_tokens += cached
+        if self._accounts:
+            self._accounts.used(self.caller, int(self._number == 1), prompt, cached)
 
     def _end(self) -> None:
         """Once: its rows do not count any more, and all that it has used does."""
@@ -195,7 +208,3 @@ def plain_error(
     if isinstance(error, RequestRejected):
         return RequestRejected(error.reason, plain(str(error)), error.field)
     return type(error)(plain(str(error)))
-
-
-def _plain_acceptance(acceptance: Accepted, plain: Callable[[str], str]) -> Accepted:
-    return replace(acceptance, target=plain(acceptance.target)) if acceptance.target else acceptance

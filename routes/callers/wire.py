@@ -83,11 +83,9 @@ class CallerWire:
         rows = len(request.prompts) * request.n
         if (key := caller.key) and key.limited and self._accounts:
             self._admit(key, rows)
-        caller.served.submitted(request)
-        return self._wire.submit(
-            request,
-            partial(MeteredJob, caller=caller, accounts=self._accounts, plain=self._plain),
-        )
+        number = caller.served.submitted(request)
+        kind = partial(MeteredJob, caller=caller, accounts=self._accounts, plain=self._plain, number=number)
+        return self._wire.submit(request, kind)
 
     async def ask(self, command: Command) -> CommandReply:
         """Send a command in the caller's name; see Wire."""

@@ -21,7 +21,7 @@ from rwkv_batch.audit import AuditLog
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import EngineGone, RequestFailed, RequestRejected, Wire
 from rwkv_batch.wire.commands import Command
-from rwkv_batch.wire.protocol import CommandReply
+from rwkv_batch.wire.protocol import CommandReply, ModelMessage
 from rwkv_batch.wire.supervision import EngineInfo, Loading, Restarts
 
 LOADING = "The model is still loading; try again in a moment."
@@ -174,7 +174,9 @@ class Frontend:
 
     async def ask(self, command: Command, within: float | None = None) -> CommandReply:
         """Have the engine carry out `command`, within so many seconds. Raises ApiError."""
-        self.ready_engine()
+        default = self.ready_engine()
+        if self._caller and isinstance(command, ModelMessage) and not command.to_model:
+            command = replace(command, to_model=default.model)  # the first that the caller may use
         self.enter()
         try:
             return await asyncio.wait_for(self.client.ask(command), within or ANSWERED_WITHIN)

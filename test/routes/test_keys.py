@@ -306,6 +306,9 @@ def test_each_key_has_its_own_glossaries(keys):
     for client, status in ((alice, 200), (bob, 404), (keys.process.http, 403)):
         assert client.get(place).status_code == client.get(f"{place}/entries").status_code == status
         assert client.post("/v2/translate", json=asked).status_code == status
+    limited = keys.clients.get("one-model") or new_key(keys, "one-model", models=["other"])
+    own = limited.post("/v2/glossaries", json=body | {"entries": "dog\tRüde"}).json()
+    assert limited.get("/v2/glossaries").json() == {"glossaries": [own]}
     assert bob.delete(place).status_code == 404 and alice.delete(place).status_code == 204
 
 

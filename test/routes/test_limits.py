@@ -202,6 +202,19 @@ def test_what_counts_tokens_only_uses_none(host):
     assert usage_of(client)["total_tokens"] == 0
 
 
+def test_all_rows_of_a_translation_are_counted(host):
+    """What the engine has got for it, in how many requests ever: the echo says as much as it is asked."""
+    client, _ = host.key("translator")
+    engine = host.fronts[0].engine
+    before = len(engine.requests)
+    body = {"text": ["Hello", "Good morning to all"], "target_lang": "DE"}
+    assert client.post("/v2/translate", json=body).status_code == 200
+    asked = [request for request in engine.requests[before:] if request.to_model]
+    prompt = sum(len(prompt) for request in asked for prompt in request.prompts)
+    until(lambda: usage_of(client)["requests"] == 1)
+    assert usage_of(client)["prompt_tokens"] == prompt > 0
+
+
 def test_usage_of_others_is_the_operators(host):
     client, _ = host.key("curious")
     admin, _ = host.key("chief", admin=True)

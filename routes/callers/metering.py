@@ -146,10 +146,10 @@ class MeteredJob(Job):
         if accounts:
             accounts.jobs.add(self)
 
-    async def accepted(self) -> None:
+    async def accepted(self, within: float | None = None) -> None:
         """Wait until the engine has accepted the request; see Job."""
         try:
-            await super().accepted()
+            await super().accepted(within)
         except (RequestRejected, RequestFailed) as error:
             raise plain_error(error, self._plain) from None
 

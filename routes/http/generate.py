@@ -138,7 +138,7 @@ async def run(
         try:
             if not front.shared.models:  # lost before the submission: it did not fail with the other jobs
                 raise RequestFailed(ENGINE_LOST)
-            await asyncio.wait_for(job.accepted(), ACCEPTED_WITHIN)
+            await job.accepted(ACCEPTED_WITHIN)
             http.fingerprint = job.acceptance.fingerprint
             reply.made_by(job.acceptance.fingerprint)
             deltas: list[RowDelta] = []

@@ -37,25 +37,31 @@ def timestamp(seconds: float | None = None) -> str:
 
 def merge(deltas: list[RowDelta]) -> list[RowDelta]:
     """One delta per row, which holds all of the row's deltas; rows in the order of their first delta."""
-    rows: dict[int, RowDelta] = {}
+    rows: dict[int, list[RowDelta]] = {}
     for delta in deltas:
-        old = rows.get(delta.row)
-        rows[delta.row] = (
-            delta
-            if old is None
-            else RowDelta(
-                delta.row,
-                old.text + delta.text,
-                old.tokens + delta.tokens,
-                delta.finish_reason,
-                old.logprobs + delta.logprobs,
-                delta.stop,
-                old.ids + delta.ids,
-                old.prompt + delta.prompt,
-                delta.error,
-            )
-        )
-    return list(rows.values())
+        if (its := rows.get(delta.row)) is None:
+            rows[delta.row] = [delta]
+        else:
+            its.append(delta)
+    return [_joined(its) for its in rows.values()]
+
+
+def _joined(deltas: list[RowDelta]) -> RowDelta:
+    """One that holds all of them, which are of one row."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
+    return RowDelta(
+        last.row,
+        "".join([delta.text for delta in deltas]),
+        sum([delta.tokens for delta in deltas]),
+        last.finish_reason,
+        [each for delta in deltas for each in delta.logprobs],
+        last.stop,
+        [each for delta in deltas for each in delta.ids],
+        [each for delta in deltas for each in delta.prompt],
+        last.error,
+    )
 
 
 def merge_in_order(deltas: list[RowDelta]) -> list[RowDelta]:

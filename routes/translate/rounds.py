@@ -94,9 +94,9 @@ class GrowingJob(Job):
         self._first = client.submit(request)
         self._asked = [_Asked(self._first, 0)]
 
-    async def accepted(self) -> None:
+    async def accepted(self, within: float | None = None) -> None:
         """Wait until the engine has accepted the first rows. Raises RequestRejected or RequestFailed."""
-        await self._first.accepted()
+        await self._first.accepted(within)
         self.acceptance = self._first.acceptance
 
     def read(self, timeout: float) -> list[RowDelta]:

@@ -11,7 +11,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
 import zmq
@@ -30,6 +31,8 @@ from rwkv_batch.wire.protocol import (
     RowDelta,
 )
 from rwkv_batch.wire.supervision import Serving
+
+MOST_MESSAGES = 64  # of an engine that are taken at once
 
 
 class RequestRejected(Exception):
@@ -88,34 +91,36 @@ class Job:
 
     def ends(self, event: Event) -> bool:
         """Whether this is the last event. Called by the client's thread before `put`."""
-        match event:
-            case Progress(rows=rows):
-                return self._running_rows == sum(1 for d in rows if d.finish_reason)
-            case _:
-                return isinstance(event, Rejected | Failed)
+        if isinstance(event, Progress):
+            return self._running_rows == len([d for d in event.rows if d.finish_reason])
+        return isinstance(event, Rejected | Failed)
 
     def put(self, event: Event) -> None:
         """Called by the client's thread."""
         with self._arrived:
-            match event:
-                case Accepted():
-                    self.acceptance = event
-                case Progress(rows=rows):
-                    ended = [d for d in rows if d.finish_reason]
-                    self._running_rows -= len(ended)
-                    self._failed_rows += sum(1 for d in ended if d.error)
-                    if self._failed_rows == self.rows:
-                        self._error = Failed(event.id, ended[-1].error)
-                        rows = [d for d in rows if not d.error]
-                    self._deltas += rows
-                    self.ended = time.monotonic()
-                    self.began = self.began or self.ended
-                case Rejected() | Failed():
-                    self._error = event
-            self._arrived.notify()
+            if isinstance(event, Progress):
+                if not self._deltas:  # else who waits has been notified
+                    self._arrived.notify()
+                self._progress(event.rows)
+            elif isinstance(event, Accepted):
+                self.acceptance = event
+            elif isinstance(event, Rejected | Failed):
+                self._error = event
+                self._arrived.notify()
             wake, self._wake = self._wake, None
         if wake:
             wake()
+
+    def _progress(self, rows: list[RowDelta]) -> None:
+        if ended := [d for d in rows if d.finish_reason]:
+            self._running_rows -= len(ended)
+            self._failed_rows += len([d for d in ended if d.error])
+            if self._failed_rows == self.rows:
+                self._error = Failed(self.request.id, ended[-1].error)
+                rows = [d for d in rows if not d.error]
+        self._deltas += rows
+        self.ended = time.monotonic()
+        self.began = self.began or self.ended
 
     def read(self, timeout: float) -> list[RowDelta]:
         """New deltas, waiting at most `timeout` seconds for the first; empty if none came.
@@ -128,16 +133,16 @@ class Job:
 
     async def read_async(self, timeout: float) -> list[RowDelta]:
         """`read` for an event loop."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wait_until(self._readable), timeout)
+        await self._wait_until(self._readable, timeout)
         return self._take()
 
-    async def accepted(self) -> None:
+    async def accepted(self, within: float | None = None) -> None:
         """Wait until the engine has accepted the request; `acceptance` is known from here on.
 
-        Raises RequestRejected or RequestFailed.
+        Raises RequestRejected or RequestFailed, and TimeoutError after so many seconds.
         """
-        await self._wait_until(lambda: self.acceptance.prompt_tokens or self._error)
+        if not await self._wait_until(lambda: self.acceptance.prompt_tokens or self._error, within):
+            raise TimeoutError
         if self._error and not self.acceptance.prompt_tokens:
             raise error_from(self._error)
 
@@ -159,15 +164,26 @@ class Job:
     def _readable(self) -> bool:
         return bool(self._deltas or self._error)
 
-    async def _wait_until(self, condition: Callable[[], object]) -> None:
-        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    async def _wait_until(self, condition: Callable[[], object], within: float | None = None) -> bool:
+        """Whether it has come to hold within so many seconds. No task is made, as most wait for little."""
+        loop = asyncio.get_running_loop()
+        end = None if within is None else loop.time() + within
         while True:
+            arrived = loop.create_future()
             with self._arrived:
                 if condition():
-                    return
-                self._wake = lambda: loop.call_soon_threadsafe(arrived.set)
-            await arrived.wait()
-            arrived.clear()
+                    return True
+                self._wake = partial(loop.call_soon_threadsafe, _resolve, arrived)
+            if end is None:
+                await arrived
+                continue
+            late = loop.call_at(end, _resolve, arrived)
+            try:
+                await arrived
+            finally:
+                late.cancel()
+            if loop.time() >= end:
+                return bool(condition())
 
     def _take(self) -> list[RowDelta]:
         with self._arrived:
@@ -177,6 +193,11 @@ class Job:
         if self._error and not deltas:
             raise error_from(self._error)
         return deltas
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 MakeJob = Callable[[GenerateRequest, Callable[[str], None]], Job]
@@ -291,7 +312,7 @@ class Client:
         """
         self._gone = message if gone else ""  # first: what is not in flight by now sees it
         for key in list(self._jobs):
-            self._deliver(Failed(key, message, gone))
+            self._deliver([Failed(key, message, gone)])
             self._send(Cancel(key))  # the request may still be queued, and would reach the next engine
 
     def close(self) -> None:
@@ -333,19 +354,39 @@ class Client:
                 while self._outbox:
                     self._transmit(dealer, self._outbox.popleft())
                 if dealer in ready:
-                    for event in decode_events(dealer.recv()):
-                        self._deliver(event)
+                    self._deliver(_received(dealer))
 
     def _transmit(self, dealer: zmq.Socket[bytes], message: ToEngine) -> None:
         if self._gone and not isinstance(message, Cancel):
-            self._deliver(Failed(message.id, self._gone, gone=True))
+            self._deliver([Failed(message.id, self._gone, gone=True)])
         else:
             dealer.send(encode(message))
 
-    def _deliver(self, event: Event) -> None:
+    def _deliver(self, events: Iterable[Event]) -> None:
         with self._delivering:
-            job = self._jobs.get(event.id)  # None: cancelled a moment ago
-            if job and job.ends(event):
-                self._forget(event.id)  # before its reader goes on
-            if job:
+            for event in events:
+                job = self._jobs.get(event.id)  # None: cancelled a moment ago
+                if job is None:
+                    continue
+                if job.ends(event):
+                    self._forget(event.id)  # before its reader goes on
                 job.put(event)
+
+
+def _received(dealer: zmq.Socket[bytes]) -> list[Event]:
+    """The events of all messages that have arrived. New text of a request in several of them is one event."""
+    events = decode_events(dealer.recv())
+    with contextlib.suppress(zmq.Again):
+        for _ in range(MOST_MESSAGES - 1):
+            events += decode_events(dealer.recv(zmq.NOBLOCK))
+    found, texts = list[Event](), dict[str, list[RowDelta]]()
+    for event in events:
+        if not isinstance(event, Progress):
+            texts.pop(event.id, None)  # what comes later stands behind this
+        elif (before := texts.get(event.id)) is not None:
+            before += event.rows
+            continue
+        else:
+            texts[event.id] = event.rows
+        found.append(event)
+    return found

@@ -177,7 +177,7 @@ class WatchLoad(WireMessage, frozen=True, tag="watch_load"):
     """The front end wants `EngineLoad` from now on; its id is that of these events."""
 
 
-class TokenLogprob(Struct, frozen=True, array_like=True):
+class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
     """One token under the model's own distribution, before penalties, temperature and filters."""
 
     token: bytes
@@ -185,7 +185,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     top: list[tuple[bytes, float]]  # likeliest first
 
 
-class RowDelta(Struct, frozen=True, array_like=True):
+class RowDelta(Struct, frozen=True, array_like=True, gc=False):
     """New text of a row since its last delta."""
 
     row: int
@@ -219,7 +219,7 @@ class Rejected(WireMessage, frozen=True, tag="rejected"):
     field: str = ""  # of the request, which is wrong; "": it says none
 
 
-class Progress(WireMessage, frozen=True, tag="progress"):
+class Progress(WireMessage, frozen=True, tag="progress", gc=False):
     """New text of rows of a request, which is finished when each of its rows has had a finish reason."""
 
     rows: list[RowDelta]

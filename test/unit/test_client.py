@@ -194,6 +194,53 @@ def test_a_failed_job_does_not_keep_its_reader(wire: tuple[StubEngine, Client]):
         gc.enable()
 
 
+class SlowReader:
+    """Takes its event when it is let."""
+
+    def __init__(self) -> None:
+        self.entered, self.let = threading.Event(), threading.Event()
+
+    def ends(self, event: Event) -> bool:
+        return True
+
+    def put(self, event: Event) -> None:
+        self.entered.set()
+        assert self.let.wait(5)
+
+
+def test_messages_that_arrive_together_are_taken_in_their_order(wire: tuple[StubEngine, Client]):
+    engine, client, job = submitted(wire)
+    other = client.submit(GenerateRequest(id="two", prompts=["c"], max_tokens=1))
+    broken = client.submit(GenerateRequest(id="three", prompts=["c"], max_tokens=1))
+    client.send_for(slow := SlowReader(), DeleteSession("slow", "a"))
+    for _ in range(3):
+        engine.receive()
+    engine.send(CommandReply("slow"))
+    assert slow.entered.wait(5)
+    engine.send(Accepted("one", [1, 2]), Progress("one", [RowDelta(0, "a", 1)]))
+    engine.send(Progress("two", [RowDelta(0, "z", 1, "stop")]), Progress("one", [RowDelta(1, "x", 1)]))
+    engine.send(Progress("three", [RowDelta(0, "z", 1)]), Failed("three", "broken"))
+    engine.send(Progress("one", [RowDelta(0, "b", 1, "stop"), RowDelta(1, "y", 1, "length")]))
+    slow.let.set()
+    read = list[RowDelta]()
+    while not job.exhausted:
+        read += job.read(5)
+    assert [delta.text for delta in read if delta.row == 0] == ["a", "b"]
+    assert [delta.text for delta in read if delta.row == 1] == ["x", "y"]
+    assert [delta.text for delta in other.read(5)] == ["z"] and other.exhausted
+    assert [delta.text for delta in broken.read(5)] == ["z"]
+    with pytest.raises(RequestFailed, match="broken"):
+        broken.read(5)
+    assert_nothing_is_in_flight(engine, client)
+
+
+def test_waiting_ends_in_time(wire: tuple[StubEngine, Client]):
+    _, _, job = submitted(wire)
+    assert asyncio.run(job.read_async(0.01)) == []
+    with pytest.raises(TimeoutError):
+        asyncio.run(job.accepted(0.01))
+
+
 def test_a_session_command_has_one_answer(wire: tuple[StubEngine, Client]):
     engine, client = wire
 

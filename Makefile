@@ -74,7 +74,7 @@ test-gpu: $(VENV)/.installed-dev  # the tests that need a GPU; writes gpu-report
 
 EMULATED := $(BIN)/python -m pytest -m "gpu and not many_launches" --most-cases
 WKV := test/kernels/test_wkv_prefill.py test/kernels/test_wkv_decode.py test/kernels/test_wkv_sequence.py test/kernels/test_wkv_flush.py test/kernels/test_wkv6.py
-MORE := test/kernels/test_gemm_codes.py test/kernels/test_decode_*.py test/kernels/test_block_gemms.py test/kernels/test_rwkv6_mix.py test/kernels/test_deep_embed.py test/kernels/test_sample_filter.py
+MORE := test/kernels/test_gemm_codes.py test/kernels/test_decode_*.py test/kernels/test_block_gemms.py test/kernels/test_rwkv6_mix.py test/kernels/test_deep_embed.py test/kernels/test_sample_filter.py test/kernels/test_stages_cuda.py
 # The kernels for AMD GPUs on a CPU; needs a C++ compiler. Two of the three at once.
 test-emulated: $(VENV)/.installed-dev
 	$(MAKE) --no-print-directory -j2 emulated-gfx942 emulated-gfx1100 emulated-gfx1201

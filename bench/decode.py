@@ -151,6 +151,9 @@ def main() -> None:
     )
     parser.add_argument("--backend", default="auto", help="as of app.py: portable, or torch")
     parser.add_argument("--batch-invariant", action="store_true", help="as of app.py; states are fp32 then")
+    parser.add_argument(
+        "--stages", type=int, default=1, help="run the layers in so many stages, on several GPUs if there are"
+    )
     parser.add_argument("--graphs", action="store_true", help="the model's kernels alone, without the engine")
     parser.add_argument(
         "--trace",
@@ -189,6 +192,7 @@ def main() -> None:
                 max((rows * length for rows, length in shapes), default=4096),
                 args.backend,
                 args.batch_invariant,
+                args.stages,
             )
         )
         print(json.dumps(environment()))

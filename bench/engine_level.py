@@ -10,6 +10,7 @@ import torch
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.runner.cuda_runner import CudaRunner
+from rwkv_batch.runner.staged_runner import StagedRunner
 from rwkv_batch.wire.protocol import GenerateRequest, Progress
 
 STEPS = 9  # that are launched in a run, alone or several at once: states are written at every third
@@ -30,10 +31,13 @@ class Through:
         prefill_tokens: int,
         backend: str,
         batch_invariant: bool = False,
+        stages: int = 1,
     ) -> None:
+        """stages: on as many of the GPUs as there are, on the first one again where there are fewer."""
+        gpus = [f"cuda:{stage % torch.cuda.device_count()}" for stage in range(stages)]
         self.engine = Engine(
             weights,
-            device="cuda",
+            device="+".join(gpus),
             backend=backend,
             max_rows=rows,
             wkv=None if batch_invariant else wkv,
@@ -66,9 +70,12 @@ class Through:
 
     def about(self, rows: int) -> str:
         """The method of each GEMM."""
-        if not isinstance(self.engine.runner, CudaRunner):
+        runner = self.engine.runner
+        if isinstance(runner, StagedRunner):
+            return f"in stages on {', '.join(map(str, runner.devices))}"
+        if not isinstance(runner, CudaRunner):
             return "torch operations"
-        methods = self.engine.runner.model.methods(rows)
+        methods = runner.model.methods(rows)
         return " ".join(f"{kind}:{method}" for kind, method in methods.items())
 
     def _add(self, request: GenerateRequest) -> None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -26,7 +26,7 @@ from rwkv_batch.model.cuda.gemms.gemms import Gemms
 from rwkv_batch.model.cuda.gemms.kinds import KINDS
 from rwkv_batch.ops import device
 from rwkv_batch.ops.cuda import build
-from rwkv_batch.runner import backends
+from rwkv_batch.runner import backends, groups
 from rwkv_batch.text import tokenizer
 
 if TYPE_CHECKING:
@@ -60,6 +60,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pictures", action="store_true", help="tests of the page keep its pictures in docs/")
     parser.addoption("--schemas", type=int, default=60, help="random JSON schemas that a model writes to")
     parser.addoption("--stages", type=int, help="models on the CPU run in so many stages")
+    parser.addoption(
+        "--gpu-stages", type=int, help="engines of the tests' own process run in so many on a GPU"
+    )
     parser.addoption("--any-method", action="store_true", help="GEMMs run by any of their methods, untimed")
     parser.addoption("--share", default="0/1", help="0/4: the first of four shares of these cases")
 
@@ -107,6 +110,12 @@ def pytest_configure(config: pytest.Config) -> None:
         serving.on_cpu = ["--pp-devices", ",".join(["cpu"] * stages)]
         found = device.find_devices
         device.find_devices = lambda names: found(names) * (stages if names == "cpu" else 1)
+    if stages := config.getoption("--gpu-stages"):
+        gpus = [f"cuda:{number % torch.cuda.device_count()}" for number in range(stages)]
+        of_gpus = device.find_devices
+        device.find_devices = lambda names: of_gpus("+".join(gpus) if names in ("cpu", "cuda") else names)
+        backends.StagedRunner = partial(backends.StagedRunner, groups=stages)
+        groups.FEWEST_ROWS, groups.FEWEST_TOKENS, groups.CUT = 1, 8, 4
     if engines := config.getoption("--engines"):
         serving.on_cpu = ["--device", ",".join(["cpu"] * engines)]
     if config.getoption("--ahead"):

@@ -119,14 +119,15 @@ def idle_slots(runner: Runner, rows: int, least: int, prefill_tokens: int, share
     return min(least + left // (needed[1] - needed[0]), MOST_IDLE)
 
 
-def check_weights(weights: Checkpoint, device: torch.device, kept: int) -> None:
+def check_weights(weights: Checkpoint, device: torch.device, kept: int, part: float = 1.0) -> None:
     """Before weights go to a GPU where others serve, whose steps must not run out of memory meanwhile.
 
-    What is not packed is in fp16 there. `kept`: as in MemoryShare. Raises DeviceError.
+    What is not packed is in fp16 there. `kept`: as in MemoryShare. part: what the stages on this device have
+    of the weights. Raises DeviceError.
     """
     if device.type == "cpu":
         return
-    needed = int(weights.bytes_held(torch.float16.itemsize) * FILLED_UP) + reserve_bytes(device)
+    needed = int(part * weights.bytes_held(torch.float16.itemsize) * FILLED_UP) + reserve_bytes(device)
     free = free_bytes(device) - kept
     if needed > free:
         raise DeviceError(

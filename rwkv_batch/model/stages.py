@@ -27,6 +27,14 @@ def layers_of_stages(layers: int, stages: int) -> list[range]:
     return [range(first, last) for first, last in pairwise([0, *accumulate(sizes)])]
 
 
+def stage_of(tensor: str, parts: Sequence[range]) -> int:
+    """The stage that a checkpoint's tensor of that name belongs to. parts: the layers of each."""
+    if tensor.startswith("blocks."):
+        layer = int(tensor.split(".")[1])
+        return next(stage for stage, part in enumerate(parts) if layer in part)
+    return 0 if tensor.startswith("emb.") else len(parts) - 1
+
+
 class StagedModel(PackedForward):
     """The model of these stages."""
 

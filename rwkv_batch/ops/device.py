@@ -5,8 +5,8 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -143,19 +143,21 @@ def _set_malloc(parameters: Mapping[int, int]) -> None:
 
 
 @contextmanager
-def own_stream(device: torch.device, number: int) -> Iterator[None]:
+def own_stream(places: Sequence[torch.device], number: int) -> Iterator[None]:
     """What this thread queues inside has a stream of its own, so that the steps of others go on beside it.
 
-    It is done when this ends. `number`: one that no model has which is there. Graphs go on using the
-    workspace that cuBLAS has for the stream they were captured beside (model/cuda/steps/capture.py).
+    places: those of one model, and it is so on each of them. It is done when this ends. `number`: one that no
+    model has which is there. Graphs go on using the workspace that cuBLAS has for the stream they were
+    captured beside (model/cuda/steps/capture.py).
     """
-    if device.type == "cpu":
+    gpus = [device for device in dict.fromkeys(places) if device.type == "cuda"]
+    streams = [stream_for(device, f"loading {number}") for device in gpus]
+    with ExitStack() as inside:
+        for stream in reversed(streams):  # whose GPU becomes the current one too
+            inside.enter_context(torch.cuda.stream(stream))
         yield
-        return
-    stream = stream_for(device, f"loading {number}")
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
+    for stream in streams:
+        stream.synchronize()
 
 
 @cache

@@ -39,6 +39,24 @@ class LowRankAdapter:
     def nbytes(self) -> int:
         return self.numbers.nbytes
 
+    def of_layers(self, part: range, width: int, hidden: int) -> "LowRankAdapter":
+        """What it has of neighbouring layers, of a model of that width and so many hidden units.
+
+        The numbers of these layers lie side by side, as model/adapters/low_rank.py lays them out.
+        """
+        table = self.table[part.start : part.stop].clone()
+        ranks, places = table.unbind(-1)
+        sizes = ranks * torch.tensor([sum(shape) for shape in shapes(width, hidden)])
+        first = int(places[ranks > 0].min()) if ranks.any() else 0
+        end = int((places * ALIGNMENT + sizes).max())
+        places[ranks > 0] -= first
+        return replace(
+            self,
+            numbers=self.numbers[first * ALIGNMENT : end],
+            table=table.pin_memory() if self.table.is_pinned() else table,
+            offsets=None if self.offsets is None else self.offsets[part.start : part.stop],
+        )
+
     def pair(self, layer: int, target: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor] | None:
         """A `[rank, inputs]` and B `[outputs, rank]` for a matrix; None: it is not changed."""
         rank, place = self.table[layer, target].tolist()

@@ -9,14 +9,16 @@ from rwkv_batch.config import EngineConfig
 from rwkv_batch.model.checkpoint import TITLES, Checkpoint
 from rwkv_batch.model.cuda.packed import packing
 from rwkv_batch.model.quantization.matrices import is_half
+from rwkv_batch.model.stages import layers_of_stages
 from rwkv_batch.ops.compiled.libraries import BuildError
 from rwkv_batch.ops.cpu.binding import load
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
-from rwkv_batch.ops.device import DeviceError
+from rwkv_batch.ops.device import DeviceError, allocated_bytes, describe
 from rwkv_batch.ops.low_rank import MOST_RANK
 from rwkv_batch.runner.cuda_runner import CUDA_MODELS, CudaRunner
 from rwkv_batch.runner.protocol import AdapterRoom, Runner
+from rwkv_batch.runner.staged_runner import StagedRunner
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.sampling.flashinfer import SamplerError
 
@@ -45,9 +47,7 @@ def create_runner(checkpoint: Checkpoint, places: Sequence[torch.device], config
         raise DeviceError("--backend portable needs an NVIDIA GPU; use --backend auto")
     if device.type == "cuda" and config.backend != "torch":
         try:
-            if len(places) > 1:
-                raise DeviceError("Stages on several GPUs run by torch's operations; use --backend torch.")
-            return _create_cuda_runner(checkpoint, device, wkv_dtype, config)
+            return _create_cuda_runner(checkpoint, places, wkv_dtype, config)
         except BuildError as error:
             if portable or config.batch_invariant or checkpoint.packed:
                 raise DeviceError(str(error)) from error
@@ -72,9 +72,9 @@ def _check_coded(checkpoint: Checkpoint, device: torch.device, config: EngineCon
 
 
 def _create_cuda_runner(
-    checkpoint: Checkpoint, device: torch.device, wkv_dtype: torch.dtype, config: EngineConfig
+    checkpoint: Checkpoint, places: Sequence[torch.device], wkv_dtype: torch.dtype, config: EngineConfig
 ) -> Runner:
-    """With own kernels. Raises BuildError if there are none for the GPU or the model."""
+    """With own kernels. Raises BuildError if there are none for a GPU or the model."""
     if checkpoint.mole:
         raise BuildError("There are no kernels for MoLE yet.")
     if torch.version.hip:
@@ -83,7 +83,8 @@ def _create_cuda_runner(
             "--backend torch does without them."
         )
     portable = config.backend == "portable"
-    architecture = (build.portable_architecture if portable else build.architecture)(device)
+    architectures = [(build.portable_architecture if portable else build.architecture)(p) for p in places]
+    architecture = architectures[-1]
     if checkpoint.packed and not packing.in_tiles(checkpoint.weights, architecture):
         log.warning(
             "--weights %s is made for few rows on this GPU: many rows and long prompts are slower than with "
@@ -98,7 +99,16 @@ def _create_cuda_runner(
         )
     room, few = _room(config), config.max_rows is not None and config.max_rows <= SPARSE_ROWS[-1]
     cuda_model = CUDA_MODELS[checkpoint.family]
-    model = cuda_model(checkpoint, device, architecture, config.batch_invariant, few)
+    if len(places) > 1:
+        models = []
+        parts = layers_of_stages(checkpoint.layers, len(places))
+        for place, kind, part in zip(places, architectures, parts, strict=True):
+            before = allocated_bytes(place)
+            models.append(cuda_model(checkpoint, place, kind, config.batch_invariant, few, part))
+            taken = (allocated_bytes(place) - before) / 2**30
+            log.info("layers %d to %d: %s, %.1f GiB", part[0], part[-1], describe(place), taken)
+        return StagedRunner(models, wkv_dtype, config.sampler, room)
+    model = cuda_model(checkpoint, places[0], architecture, config.batch_invariant, few)
     return CudaRunner(model, wkv_dtype, config.sampler, room)
 
 

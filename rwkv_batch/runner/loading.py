@@ -23,6 +23,7 @@ from rwkv_batch.model.cuda.packed.uploading import UploadedTensors
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.quantization import packed_file
 from rwkv_batch.model.quantization.quantize import quantize
+from rwkv_batch.model.stages import layers_of_stages, stage_of
 from rwkv_batch.ops import device as devices
 from rwkv_batch.ops.progress import hidden
 from rwkv_batch.ops.weights.formats import FORMATS
@@ -64,10 +65,13 @@ def load_model(
     weights = load_weights(model, config, progress if reads else None, on_cpu, place)
     before = sum(map(devices.allocated_bytes, {*places}))
     with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
-        if on_cpu or len(places) > 1:
+        if on_cpu:
             runner = backends.create_runner(weights, places, config)
         else:
-            uploaded = UploadedTensors(weights, place, None if reads else progress)
+            parts = layers_of_stages(weights.layers, len(places))
+            uploaded = UploadedTensors(
+                weights, place, None if reads else progress, lambda name: places[stage_of(name, parts)]
+            )
             runner = backends.create_runner(replace(weights, tensors=uploaded), places, config)
             uploaded.finish()
     taken = sum(map(devices.allocated_bytes, {*places})) - before or weights.bytes_held(runner.dtype.itemsize)

@@ -5,12 +5,21 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+
+import pytest
+import torch
 
 from rwkv_batch.ops.compiled import hip, libraries
 from rwkv_batch.ops.cpu.build import processor
-from rwkv_batch.ops.cuda import abi, build
+from rwkv_batch.ops.cuda import abi, build, gemms
+from rwkv_batch.ops.cuda.special import blaslt
+from rwkv_batch.runner import cuda_runner, staged_runner
+from rwkv_batch.sampling import sampler_cuda
 
 ROOT = Path(__file__).resolve().parents[2]
 EMULATOR = ROOT / "test" / "emulator"
@@ -42,6 +51,44 @@ def launch(library: ctypes.CDLL, kernel: str, *arguments: object) -> None:
     """As binding.launch, without a stream."""
     if error := getattr(library, kernel)(*arguments, None):
         raise RuntimeError(f"The kernel {kernel} could not be launched (error {error}).")
+
+
+class NoEvent:
+    """In place of an event or a stream, where all is done at once."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def record_event(self) -> "NoEvent":
+        return self
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+def run_models(patch: pytest.MonkeyPatch, target: str) -> None:
+    """Let whole models and their samplers run the kernels for an AMD GPU on a CPU, without graphs."""
+    patch.setattr(build, "architecture", lambda _: target)
+    for module in (gemms, sampler_cuda):
+        patch.setattr(module, "launch", launch)
+    for name in ("device", "stream"):
+        patch.setattr(torch.cuda, name, lambda _: nullcontext())
+    patch.setattr(torch.cuda, "Event", NoEvent)
+    patch.setattr(torch.cuda, "current_stream", NoEvent)
+    patch.setattr(torch.cuda, "get_device_name", lambda _: target)
+    patch.setattr(torch.cuda, "Stream", NoEvent)
+    for name in ("empty", "tensor", "zeros", "full"):
+        patch.setattr(torch, name, partial(_without_pinning, getattr(torch, name)))
+    patch.setattr(blaslt, "for_device", lambda _: None)
+    for module in (cuda_runner, staged_runner):  # they are for GPUs, and would take minutes
+        for name in ("run_largest_step", "launch_all_kernels"):
+            patch.setattr(module, name, lambda *_, **__: None)
+
+
+def _without_pinning(make: Callable[..., torch.Tensor], *arguments: object, **named: object) -> torch.Tensor:
+    named.pop("pin_memory", None)
+    return make(*arguments, **named)
 
 
 def _compile(folder: Path, target: str) -> Path:

@@ -16,7 +16,7 @@ from rwkv_batch.model.adapters.reader import read
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.rwkv7 import RWKV7
-from rwkv_batch.ops.low_rank import LowRankAdapter, PreparedAdapter, readout_adapter
+from rwkv_batch.ops.low_rank import LowRankAdapter, PreparedAdapter, readout_adapter, shapes
 
 WEIGHTS = tiny(vocab=320)
 TOLERANCE = 1e-4  # relative to the size of the whole tensor
@@ -45,6 +45,27 @@ def test_every_row_has_the_logits_of_its_merged_weights(tmp_path: Path) -> None:
     for row, (prompt, slot) in enumerate(zip(PROMPTS, adapters, strict=True)):
         weights = WEIGHTS if slot < 0 else merged[slot]
         assert off(logits[row], plain_logits(dict(weights.tensors), prompt)) < TOLERANCE
+
+
+def test_a_stage_gets_of_an_adapter_what_its_layers_have(tmp_path: Path) -> None:
+    """Also one that changes no layer of a stage."""
+    width, adapter = WEIGHTS.width, packed(tmp_path, "lora")
+    adapter.table[1] = 0
+    whole, found = [range(WEIGHTS.layers)], 0
+    for part in (*whole, range(1), range(1, 2)):
+        piece = adapter.of_layers(part, width, 4 * width)
+        for place, layer in enumerate(part):
+            for target, (outputs, inputs) in enumerate(shapes(width, 4 * width)):
+                pairs = (
+                    piece.pair(place, target, inputs, outputs),
+                    adapter.pair(layer, target, inputs, outputs),
+                )
+                assert (pairs[0] is None) == (pairs[1] is None) == (layer == 1)
+                if pairs[0] and pairs[1]:
+                    assert all(torch.equal(a, b) for a, b in zip(*pairs, strict=True))
+                    found += 1
+        assert part in whole or len(piece.numbers) < len(adapter.numbers)
+    assert found == 2 * (WEIGHTS.layers - 1) * len(shapes(1, 4))
 
 
 def test_a_row_is_the_same_bit_for_bit_alone_and_beside_others(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.cuda.packed import uploading
 from rwkv_batch.model.cuda.packed.uploading import UploadedTensors
 from rwkv_batch.model.files import CheckpointError
+from rwkv_batch.model.stages import stage_of
 from rwkv_batch.wire.protocol import Sampling
 
 CPU = torch.device("cpu")
@@ -43,6 +44,18 @@ def test_every_tensor_arrives_as_it_is(dtype, device):
         assert found.data_ptr() != given[name].data_ptr()
     tensors.finish()
     assert tensors["emb.weight"].data_ptr() == given["emb.weight"].data_ptr()
+
+
+def test_tensors_go_to_the_devices_of_their_stages():
+    given, parts = weights(), [range(1), range(1, 3)]
+    places = [torch.device("meta"), CPU]
+    whole = from_tensors("it", given, values=False)
+    tensors = UploadedTensors(whole, CPU, None, lambda name: places[stage_of(name, parts)])
+    found = {
+        name: tensors[name].device.type for name in ("emb.weight", "blocks.0.ln0.weight", KEY, "head.weight")
+    }
+    assert [*found.values()] == ["meta", "meta", "cpu", "cpu"]
+    assert stage_of("ln_out.bias", parts) == stage_of("blocks.2.att.x_r", parts) == 1
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])

@@ -223,12 +223,13 @@ class ModelChanges:
         share = MemoryShare(host=self._hosts, kept=self._models.step_bytes)
         # Which are in the weights already; and this thread takes nobody's time.
         config = replace(without_adapter(config), weights=None, quantize_head=None, capture_late=False)
-        device = devices.find_devices(config.device)[0]
-        memory.check_weights(weights, device, share.kept)
+        places = devices.find_devices(config.device)
+        for device in dict.fromkeys(places):
+            memory.check_weights(weights, device, share.kept, places.count(device) / len(places))
         free = [number for number in range(MOST_LOADED) if self._streams.get(number, _nothing)() is None]
         if not free:
             raise DeviceError(f"{MOST_LOADED} models are loaded beside those of the start; remove one.")
-        with ExitStack() as on_error, devices.own_stream(device, free[0]):
+        with ExitStack() as on_error, devices.own_stream(places, free[0]):
             # first, as a database that is in use is known at once
             if store := open_store(config, share, self._shared):
                 on_error.callback(store.close)

@@ -1,7 +1,7 @@
 """What the forward passes on a CUDA GPU have in common in all families: steps, graphs and states."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -43,8 +43,17 @@ Weights = TypeVar("Weights", bound=PackedWeights)
 StepBuffersT = TypeVar("StepBuffersT", bound=StepBuffers)
 
 
+def in_order(tokens: Sequence[int], lengths: Sequence[int], plan: PrefillPlan) -> Tensor:
+    """The ids of rows of these lengths in the order of their plan: int32 on the host."""
+    ids = torch.from_numpy(np.array(tokens, np.int32))  # several times faster than torch.tensor
+    if plan.order == list(range(len(lengths))):
+        return ids
+    pieces = ids.split(list(lengths))
+    return torch.cat([pieces[row] for row in plan.order])
+
+
 class CudaModel(ABC, Generic[Weights, StepBuffersT]):
-    """A model on one GPU. Raises build.BuildError if there are no kernels for it."""
+    """A model on one GPU, or some of its layers. Raises build.BuildError if there are no kernels for it."""
 
     dtype = torch.float16
     defers: ClassVar[bool]  # whether decode steps defer writes to fp16 states
@@ -61,32 +70,36 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         architecture: str | None = None,
         invariant: bool = False,
         few_rows: bool = False,
+        part: range | None = None,
     ) -> None:
         """architecture: as in build.build; None: that of the GPU. few_rows: as of `pack_weights`.
 
         invariant: whether a row's logits and state are to be the same, bit for bit, beside any others
         and wherever its tokens are cut into steps. Then every step is a prefill, and states are fp32.
+        part: which layers, where this is a stage of a model (steps/stage.py); None: all. The first stage has
+        the embedding, the last one the head.
         """
         self.checkpoint, self.device = checkpoint, torch.device(device)
+        self.part = part or range(checkpoint.layers)
         with torch.cuda.device(self.device):
             self.kernels = Kernels(self.device, architecture, invariant)
             self.weights = self._pack_weights(few_rows)
             self._buffer_shape = self.weights.buffer_shape
         self._graphs: tuple[States, dict[bool, Ladders]] | None = None  # by whether some rows have adapters
-        self._most_rows: int | None = None  # of a decode graph
-        self._most_tokens: int | None = None  # of a prefill graph
+        # Rows of a decode graph, and tokens of a prefill graph.
+        self._most: tuple[int | None, int | None] = None, None
         self._late: LateWork | None = None
         self.adapters: AdapterSlots | None = None
 
     def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float16) -> CudaStates:
         """The states of that many slots, all before the first token."""
-        c = self.checkpoint
-        return CudaStates(self.kernels, slots, c.layers, c.width, wkv_dtype, c.start_state(), self.defers)
+        width, start = self.checkpoint.width, self.checkpoint.start_state()
+        start = None if start is None else start[self.part.start : self.part.stop]
+        return CudaStates(self.kernels, slots, len(self.part), width, wkv_dtype, start, self.defers)
 
     def slot_bytes(self, wkv_dtype: torch.dtype) -> int:
         """Of a slot of `new_states`, deferred writes included."""
-        layers, width = self.checkpoint.layers, self.checkpoint.width
-        return CudaStates.bytes_of_slot(layers, width, wkv_dtype, self.defers)
+        return CudaStates.bytes_of_slot(len(self.part), self.checkpoint.width, wkv_dtype, self.defers)
 
     def add_adapters(self, slots: int, most_rank: int, most_tokens: int) -> None:
         """Make room for the adapters of rows, before graphs are captured. most_tokens: of a step."""
@@ -104,9 +117,9 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         shape, kind = self._buffer_shape, self.buffers
         buffers = sum(buffer_bytes(shape, tokens, packed=True, kind=kind) for tokens in prefills)
         buffers += buffer_bytes(shape, rows, kind=kind)
-        graphs = graph_bytes(self.checkpoint.layers, rows, most)
+        graphs = graph_bytes(len(self.part), rows, most)
         if adapters:
-            graphs += graph_bytes(self.checkpoint.layers, rows, most, LAYER_LAUNCHES)
+            graphs += graph_bytes(len(self.part), rows, most, LAYER_LAUNCHES)
         return graphs + buffers + adapter_bytes(self._sizes, adapters, most_rank, (rows, *prefills))
 
     @torch.inference_mode()
@@ -125,7 +138,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         captures them, and steps do without until then. most_tokens: of a step, if that is known; others have
         no graph. more: what is captured with them.
         """
-        self._graphs, self._late, self._most_rows, self._most_tokens = None, None, rows, most_tokens
+        self._graphs, self._late, self._most = None, None, (rows, most_tokens)
         timed = (*decode_sizes(rows or len(states)), *(s for s in PREFILL_SIZES if s <= MEASURED_TOKENS))
         ladders: list[GraphLadder[Any, Any]] = []
         with torch.cuda.device(self.device):
@@ -201,7 +214,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
                 logits, fed = self._prefill(tokens, lengths, slots, states, wanted, adapters, scores)
             else:
                 graphs = self._graphs_over(states, bool(adapters))[0]
-                self._place(adapters, graphs.size(len(slots)))
+                self.place(adapters, graphs.size(len(slots)))
                 logits, fed = graphs.run(tokens, slots)
                 if scores:
                     of = upload(scores.places(range(len(slots))), self.device)
@@ -229,24 +242,45 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         tokens and slots: `[T]` int32 on the device, negative for what a sequence drew last and for padding.
         logits: `[T, head's rows]`. Only launches, which can be captured; they write to these and the arena.
         """
-        b, methods = self.buffers(self._buffer_shape, len(tokens), arena), self.methods(len(tokens))
+        b = self.new_buffers(len(tokens), arena)
         states.feed.resolve(tokens, slots, b.lag, len(tokens), fed=b.fed)
-        self._norm_out(b, self._decode_layers(*b.fed, states, b, methods, adapters))
-        self._head(b.normed, logits, methods)
+        self.decode_resolved(b, states, logits, adapters)
         return b.fed[1]
 
+    def decode_resolved(
+        self, b: StepBuffersT, states: CudaStates, logits: Tensor | None, adapters: AdapterSlots | None = None
+    ) -> None:
+        """Launch the layers over the tokens of `b.fed`, and the head if there are logits; see `decode`.
+
+        Without, b.x is the stream behind the last layer that is here. A stage that is not the first begins
+        with b.x and b.v_first. They are written after `b.fed`: the first kernel reads all of them before it
+        waits for the one before it.
+        """
+        methods = self.methods(len(b.x))
+        self._norm_out(b, self._decode_layers(*b.fed, states, b, methods, adapters))
+        if logits is not None:
+            self._head(b.normed, logits, methods)
+
+    def new_buffers(self, tokens: int, arena: dict[str, Tensor], packed: bool = False) -> StepBuffersT:
+        """Those of a step of so many tokens, in the arena. packed: of a prefill."""
+        return self.buffers(self._buffer_shape, tokens, arena, packed)
+
+    def _embedded(self, tokens: Tensor) -> Addend:
+        """What the first norm adds to the stream: the embedding, or nothing in a later stage."""
+        return Addend() if self.part.start else Addend(tokens=tokens, table=self.weights.embedding)
+
     def _norm_out(self, b: StepBuffersT, added: Addend | None) -> None:
-        """Launch the norm behind the last layer, given what `_decode_layers` returned."""
+        """Launch the norm behind the last layer, given what `_decode_layers` returned; b.x is whole then."""
         if added is not None:
             self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
         """Layers, width and hidden units."""
-        return self.checkpoint.layers, self._buffer_shape.width, self._buffer_shape.hidden
+        return len(self.part), self._buffer_shape.width, self._buffer_shape.hidden
 
-    def _place(self, adapters: Sequence[int], size: int) -> None:
-        """Of `size` tokens the first have their adapters in these slots, the others none."""
+    def place(self, adapters: Sequence[int], size: int) -> None:
+        """Of `size` tokens of the next step the first have their adapters in these slots, the others none."""
         if adapters:
             assert self.adapters is not None
             self.adapters.place(adapters, size)
@@ -261,7 +295,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         return self._graphs[1][adapted]
 
     def _new_graphs(self, states: CudaStates) -> dict[bool, Ladders]:
-        most = self._most_rows or len(states)
+        most = self._most[0] or len(states)
         logits = torch.empty(most, len(self.weights.head), device=self.device, dtype=torch.float16)
         arenas: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
 
@@ -272,11 +306,11 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
 
             def prefill(inputs: StagedPlan, arena: dict[str, Tensor]) -> Prefilled:
                 methods = self.methods(len(inputs.tokens))
-                return self._prefill_rows(inputs.tokens, inputs.rows, states, arena, methods, adapters)
+                return self.prefill_rows(inputs.tokens, inputs.rows, states, arena, methods, adapters)
 
             return (
                 DecodeGraphs(most, self.device, decode, arenas[0]),
-                PrefillGraphs(self.device, prefill, arenas[1], self._most_tokens),
+                PrefillGraphs(self.device, prefill, arenas[1], self._most[1]),
             )
 
         return {adapted: ladders(self.adapters if adapted else None) for adapted in (False, True)}
@@ -293,39 +327,51 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
     ) -> tuple[Tensor, Tensor]:
         """Run a prefill; logits `[len(wanted), rows of the head]`, and their slots. See `run`."""
         plan = PrefillPlan.from_lengths(lengths, slots)
-        ids = torch.from_numpy(np.array(tokens, np.int32))  # several times faster than torch.tensor
-        if plan.order != list(range(len(lengths))):
-            pieces = ids.split(list(lengths))
-            ids = torch.cat([pieces[row] for row in plan.order])
+        ids = in_order(tokens, lengths, plan)
         graphs, of_tokens = self._graphs_over(states, bool(adapters)), plan.of_tokens(adapters)
         if graphs[1].covers(plan):
-            self._place(of_tokens, graphs[1].size(plan.tokens))
+            self.place(of_tokens, graphs[1].size(plan.tokens))
             after, rows = graphs[1].run(ids, plan)
         else:
-            self._place(of_tokens, plan.tokens)
+            self.place(of_tokens, plan.tokens)
             rows = upload_plan(plan, self.device)
             ids = ids.to(self.device, non_blocking=True)
             slots_of = self.adapters if adapters else None
             arena = graphs[1].arena(plan.tokens)
-            after = self._prefill_rows(ids, rows, states, arena, self.methods(MANY), slots_of)
+            after = self.prefill_rows(ids, rows, states, arena, self.methods(MANY), slots_of)
+        return self.logits_of(after, rows.rows.slots, plan, wanted, scores, graphs[0].size)
+
+    def logits_of(
+        self,
+        after: Prefilled,
+        slots: Tensor,
+        plan: PrefillPlan,
+        wanted: Sequence[int],
+        scores: PromptScores | None,
+        size: Callable[[int], int],
+    ) -> tuple[Tensor, Tensor]:
+        """Those of a prefill's rows, and their slots; see `_prefill`.
+
+        slots: of its rows, in the order of the plan. size: for how many rows the head's GEMM is timed.
+        """
         place_of = {row: place for place, row in enumerate(plan.order)}
         if scores:
             first = plan.numbers["first"]
-            starts = [first[place_of[row]] for row in range(len(lengths))]
+            starts = [first[place_of[row]] for row in range(len(plan.order))]
             for piece in upload(scores.places(starts), self.device, torch.int32).split(SCORED_AT_ONCE):
                 # Of sizes for which the GEMM is timed too.
                 logits = self._logits_at(after, piece, prefill_sizes(len(piece))[-1])
                 scores.take(logits[:, : self.checkpoint.vocab])
         if not len(wanted):
             none = torch.empty(0, len(self.weights.head), dtype=torch.float16, device=self.device)
-            return none, rows.rows.slots[:0]
+            return none, slots[:0]
         places = [place_of[row] for row in wanted]
         lasts = [plan.numbers["last"][place] for place in places]
         at = torch.tensor([lasts, places], dtype=torch.int32, pin_memory=True)
         last, place = at.to(self.device, non_blocking=True)
         # As many rows as a decode graph has, for which the GEMM is timed and its kernel loaded.
-        logits = self._logits_at(after, last, graphs[0].size(len(wanted)))
-        return logits, rows.rows.slots[place]
+        logits = self._logits_at(after, last, size(len(wanted)))
+        return logits, slots[place]
 
     def _logits_at(self, after: Prefilled, at: Tensor, size: int) -> Tensor:
         """Logits `[len(at), rows of the head]` of tokens of a prefill, computed as those of `size` tokens."""
@@ -336,7 +382,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         self._head(normed, logits, self.methods(size))
         return logits[: len(at)]
 
-    def _prefill_rows(
+    def prefill_rows(
         self,
         tokens: Tensor,
         rows: DeviceRows,
@@ -345,12 +391,22 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         methods: dict[str, str],
         adapters: AdapterSlots | None,
     ) -> Prefilled:
-        """Launch all layers over packed rows: tokens `[T]` int32 on the device."""
-        b = self.buffers(self._buffer_shape, len(tokens), arena, packed=True)
+        """Launch all layers over packed rows: tokens `[T]` int32 on the device.
+
+        A stage that is not the first begins with b.x and b.v_first.
+        """
+        b = self.new_buffers(len(tokens), arena, packed=True)
         for pieces in rows.pieces:
             states.feed.flush_rows(pieces)
         states.feed.resolve(tokens, rows.rows.slots, b.lag, rows.single, rows.counted)
         return b.x, self._prefill_layers(tokens, rows, states, b, methods, adapters)
+
+    def fold(self, b: StepBuffersT, after: Prefilled) -> None:
+        """Add to b.x what a prefill has left to be added."""
+        self._norm_out(b, after[1])
+
+    def tune_as(self, other: "CudaModel[Any, Any]") -> None:
+        """Leave it to another stage of the model, which has the head, to measure GEMMs."""
 
     @abstractmethod
     def methods(self, tokens: int) -> dict[str, str]:

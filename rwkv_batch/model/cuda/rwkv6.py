@@ -50,7 +50,7 @@ class RWKV6Cuda(CudaModel[Rwkv6CudaWeights, Rwkv6Buffers]):
         return large | {"blas": Blas(self.kernels, "blas")}
 
     def _pack_weights(self, few_rows: bool) -> Rwkv6CudaWeights:
-        return pack_rwkv6(self.checkpoint, self.device)
+        return pack_rwkv6(self.checkpoint, self.device, self.part)
 
     def _decode_layers(
         self,
@@ -93,7 +93,7 @@ class RWKV6Cuda(CudaModel[Rwkv6CudaWeights, Rwkv6Buffers]):
         method: str,
     ) -> Addend:
         """Launch all layers, from the embedding on. Returns what is still to be added to b.x."""
-        added = Addend(tokens=tokens, table=self.weights.embedding)
+        added = self._embedded(tokens)
         for index, layer in enumerate(self.weights.layers):
             shift = states.shift[:, index]
             norm_mix(NormMix(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,12 +51,14 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         architecture: str | None = None,
         invariant: bool = False,
         few_rows: bool = False,
+        part: range | None = None,
     ) -> None:
-        super().__init__(checkpoint, device, architecture, invariant, few_rows)
+        super().__init__(checkpoint, device, architecture, invariant, few_rows, part)
         with torch.cuda.device(self.device):
-            self.row = RowStep.for_model(self.kernels, self.weights)
+            whole = len(self.part) == checkpoint.layers
+            self.row = RowStep.for_model(self.kernels, self.weights) if whole else None
             lt = blaslt.for_device(self.device)
-            self.gemms = Gemms(self.kernels, self.weights, lt, fits_row=self.row is not None)
+            self.gemms = Gemms(self.kernels, self.weights, lt, self.row is not None, whole)
             # Which blocks of the WKV step divide among themselves.
             self._work = torch.zeros(1, device=self.device, dtype=torch.int32)
             self.autotuner = Autotuner.from_cache(self.gemms, self.device, self._timed_step)
@@ -66,16 +69,21 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         # A row that fits into no launch with others runs alone, at any length.
         chunks = sum(max(most_chunks(tokens), -(-tokens // CHUNK)) for tokens in prefills_held(most))
         scratch = chunks * self.checkpoint.heads * self.kernels.chunk_bytes + self.weights.decoded_bytes
-        layers, decoding = self.checkpoint.layers, self.weights.decoding_launches
+        layers, decoding = len(self.part), self.weights.decoding_launches
         more = graph_bytes(layers, rows, most, decoding) - graph_bytes(layers, rows, most)
         scratch += more * (2 if adapters else 1)
         return super().step_bytes(rows, prefill_tokens, adapters, most_rank) + scratch
+
+    def tune_as(self, other: CudaModel[Any, Any]) -> None:
+        self.tuner, name = None, torch.cuda.get_device_name
+        if isinstance(other, RWKV7Cuda) and name(self.device) == name(other.device):
+            self.autotuner = other.autotuner
 
     def methods(self, tokens: int) -> dict[str, str]:
         return self.gemms.invariant_methods() if self.kernels.invariant else self.autotuner.methods(tokens)
 
     def _pack_weights(self, few_rows: bool) -> CudaWeights:
-        return pack_weights(self.checkpoint, self.device, self.kernels.architecture, few_rows)
+        return pack_weights(self.checkpoint, self.device, self.kernels.architecture, few_rows, self.part)
 
     def _decode_layers(
         self,
@@ -129,7 +137,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         A few rows have states of their own, since the hidden units that are inactive in all of them decide
         how fast the sparse GEMM is. Of many rows some share a state, whose contents do not matter.
         """
-        layers = min(TIMED_LAYERS, self.checkpoint.layers)
+        layers = min(TIMED_LAYERS, len(self.part))
         states = CudaStates(
             self.kernels, min(rows, SPARSE_ROWS[-1]), layers, self.checkpoint.width, torch.float16
         )
@@ -137,6 +145,9 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         numbers = torch.arange(rows, device=self.device, dtype=torch.int32)
         b = Buffers(self._buffer_shape, rows, {})
         b.lag.copy_(numbers % (MAX_LAG + 1))
+        if self.part.start:  # what a stage that is not the first begins with
+            b.x.normal_()
+            b.rkv0.normal_()
         logits = b.x.new_empty(rows, len(self.weights.head), dtype=torch.float16)
 
         slots = numbers % len(states)
@@ -159,11 +170,11 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
     ) -> Addend:
         """Launch as many layers as there are states of. Returns what is still to be added to b.x."""
         gemms = StepGemms(self.gemms, methods, b, adapters)
-        added, layers = Addend(tokens=tokens, table=self.weights.embedding), self.weights.layers
+        added, layers = self._embedded(tokens), self.weights.layers
         for index, layer in enumerate(layers[: states.wkv.shape[1]]):
             shift, early = states.shift[:, index], gemms.in_early
             norm_mix(NormMix(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed, early, gemms.in_fp8))
-            rkv = b.rkv if index else b.rkv0
+            rkv = b.rkv if index or self.part.start else b.rkv0
             gemms.time_mix_in(layer, index, rkv)
             pending = None if states.feed.pending is None else states.feed.pending[:, index]
             time_mix = time_mix_input(layer, b, rkv, states.wkv[:, index], pending, self._work)

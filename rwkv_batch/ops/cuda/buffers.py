@@ -45,6 +45,11 @@ class StepBuffers:
         self.out = self._take("out", tokens, width)  # what is added to x
         self.hidden = self._take("hidden", tokens, shape.hidden)
 
+    @property
+    def v_first(self) -> Tensor | None:
+        """The values of layer 0 `[tokens, C]`, where other layers read them."""
+        return None
+
     def scratch(self, name: str, size: int) -> Tensor:
         """`[size]` bytes that one kernel hands to the next; steps of any size may overwrite them."""
         return self._take(name, size, dtype=torch.uint8)
@@ -79,6 +84,10 @@ class Buffers(StepBuffers):
         self.codes = self._take("codes", tokens * shape.hidden if shape.fp8 else 0, dtype=torch.uint8)
         self.code_scales = self._take("code scales", 3 * tokens if shape.fp8 else 0, dtype=torch.float32)
         self.split_partials = self._take("split partials", splits, some, width, dtype=torch.float32)
+
+    @property
+    def v_first(self) -> Tensor:
+        return self.rkv0[2]
 
     def fp8_rows(self, count: int, width: int) -> CodedRows:
         """Where `count` times the step's rows go as fp8: codes `[count, tokens, width]`, scales."""

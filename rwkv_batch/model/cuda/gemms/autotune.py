@@ -87,9 +87,18 @@ class Autotuner:
         sizes = (len(layer.output), *(len(w) for w in layer.low_in.values()), head)
         gpu = torch.cuda.get_device_name(device).replace(" ", "-").replace("/", "-")
         bits = "" if gemms.format == "fp16" else f"-{gemms.format}"
-        name = f"tuning-{gpu}-torch{torch.__version__}-{'-'.join(map(str, sizes))}{bits}-{VERSION}.json"
-        file = build.build(gemms.kernels.architecture).parent / name.replace("+", "-")
-        return cls(gemms, file, step, kept_in(file, gemms))
+        folder = build.build(gemms.kernels.architecture).parent
+
+        def file_of(stage: str) -> Path:
+            shape = f"{'-'.join(map(str, sizes))}{bits}{stage}"
+            return folder / f"tuning-{gpu}-torch{torch.__version__}-{shape}-{VERSION}.json".replace("+", "-")
+
+        whole = file_of("")
+        if gemms.whole:
+            return cls(gemms, whole, step, kept_in(whole, gemms))
+        # The layers of a stage never run together, so it has a file of its own for what differs.
+        own = file_of("-stage")
+        return cls(gemms, own, step, kept_in(whole, gemms) | kept_in(own, gemms))
 
     def measure(self, sizes: Sequence[int], progress: bool = True) -> None:
         """Measure what is missing for these numbers of tokens, with a progress bar and a line in the log."""

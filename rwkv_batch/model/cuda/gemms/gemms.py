@@ -55,10 +55,15 @@ class Gemms:
     """The methods that can run each kind of GEMM of one model on one GPU."""
 
     def __init__(
-        self, kernels: Kernels, weights: CudaWeights, lt: BlasLt | None, fits_row: bool = False
+        self,
+        kernels: Kernels,
+        weights: CudaWeights,
+        lt: BlasLt | None,
+        fits_row: bool = False,
+        whole: bool = True,
     ) -> None:
-        """fits_row: whether all layers of one row may run together."""
-        self.kernels, self.weights, self._fits_row = kernels, weights, fits_row
+        """fits_row: whether all layers of one row may run together. whole: whether it is no stage's."""
+        self.kernels, self.weights, self._fits_row, self.whole = kernels, weights, fits_row, whole
         self.methods: list[Method] = [
             *halves.methods(kernels, lt),
             *tiled_codes.methods(kernels, lt),

@@ -12,7 +12,11 @@ from rwkv_batch.ops.cuda.buffers import BufferShape
 
 @dataclass(frozen=True)
 class PackedWeights:
-    """A model's weights on one GPU, but for its layers."""
+    """A model's weights on one GPU, but for its layers; of a stage, those that it has.
+
+    A stage that is not the first has a row of zeros in place of the embedding, and one that is not the last
+    in place of the head: what is made for every model need not ask.
+    """
 
     embedding: Tensor  # [vocab, C], its layer norm applied; of some formats in pinned host memory
     norm_out: Norm

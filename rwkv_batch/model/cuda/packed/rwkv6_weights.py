@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.packed.protocol import PackedWeights
-from rwkv_batch.model.cuda.packed.weights import RANK_MULTIPLE, pack_head, padded, round_up
+from rwkv_batch.model.cuda.packed.weights import RANK_MULTIPLE, no_rows, pack_head, padded, round_up
 from rwkv_batch.model.tensors.description import Norm, norm_tensors, normed_embedding
 from rwkv_batch.model.tensors.rwkv6_description import Rwkv6LayerTensors, rwkv6_layer_tensors
 from rwkv_batch.ops.cuda.buffers import BufferShape
@@ -53,9 +53,10 @@ class Rwkv6CudaWeights(PackedWeights):
         return BufferShape(len(layer.output), len(layer.key), ranks, self.head.device)
 
 
-def pack_rwkv6(checkpoint: Checkpoint, device: torch.device) -> Rwkv6CudaWeights:
-    """Copy the weights to the GPU, layer by layer."""
+def pack_rwkv6(checkpoint: Checkpoint, device: torch.device, part: range | None = None) -> Rwkv6CudaWeights:
+    """Copy the weights to the GPU, layer by layer. part: which ones; None: all. See PackedWeights."""
     tensors, layers = checkpoint.tensors, range(checkpoint.layers)
+    part = part or layers
 
     def largest(name: str, dimension: int, multiple: int) -> int:
         sizes = [tensors[f"blocks.{layer}.{name}"].shape[dimension] for layer in layers]
@@ -65,12 +66,13 @@ def pack_rwkv6(checkpoint: Checkpoint, device: torch.device) -> Rwkv6CudaWeights
     hidden = largest("ffn.key.weight", 0, HIDDEN_MULTIPLE)
     packed = [
         _pack_layer(rwkv6_layer_tensors(tensors, checkpoint.packed, layer), mix, decay, hidden, device)
-        for layer in layers
+        for layer in part
     ]
+    width, last = checkpoint.width, part.stop == checkpoint.layers
     return Rwkv6CudaWeights(
-        normed_embedding(tensors, device, torch.float16),
+        no_rows(width, device) if part.start else normed_embedding(tensors, device, torch.float16),
         norm_tensors(tensors, "ln_out").to(device, torch.float16),
-        pack_head(tensors["head.weight"], device),
+        pack_head(tensors["head.weight"] if last else no_rows(width, device), device),
         packed,
     )
 

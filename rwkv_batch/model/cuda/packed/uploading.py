@@ -1,10 +1,10 @@
-"""A checkpoint's tensors on their way to a GPU: in pieces, through pinned memory.
+"""A checkpoint's tensors on their way to a GPU, or to those of its stages: in pieces, through pinned memory.
 
 While one piece is on its way, all threads copy the next out of the file's pages. Numbers are converted and
 checked on the GPU, so that a file is read once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -23,9 +23,15 @@ class UploadedTensors(Mapping[str, Tensor]):
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, progress: Progress | None = None
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        progress: Progress | None = None,
+        place_of: Callable[[str], torch.device] | None = None,
     ) -> None:
+        """place_of: to which device a tensor of that name goes; None: all to this one."""
         self._tensors, self._name, self._device = checkpoint.tensors, checkpoint.name, device
+        self._place_of = place_of or (lambda _: device)
         self._progress, self._done, self._total = progress, 0, checkpoint.parameters  # numbers
         self._size = 0  # bytes of one
         pinned = device.type == "cuda"
@@ -49,13 +55,13 @@ class UploadedTensors(Mapping[str, Tensor]):
         self._buffers, self._done = [], self._total  # what is not read is not needed
         self._report()
         read, self._finite = self._finite, {}  # a block of the GPU's memory each
-        finite = torch.stack(list(read.values())).tolist() if read else []
+        finite = torch.stack([each.to(self._device) for each in read.values()]).tolist() if read else []
         for name, good in zip(read, finite, strict=True):
             if not good and not self._tensors[name].isfinite().all():
                 raise CheckpointError(not_finite(self._name, name))
 
     def _upload(self, name: str, tensor: Tensor) -> Tensor:
-        found = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
+        found = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._place_of(name))
         data, target = (each.view(-1).view(torch.uint8) for each in (tensor.contiguous(), found))
         for some, to in zip(data.split(BUFFER), target.split(BUFFER), strict=True):
             self._send(some, to)
@@ -78,4 +84,4 @@ class UploadedTensors(Mapping[str, Tensor]):
         staged.copy_(data)
         target.copy_(staged, non_blocking=True)
         if self._sent:
-            self._sent[self._next].record(torch.cuda.current_stream(self._device))
+            self._sent[self._next] = torch.cuda.current_stream(target.device).record_event()

@@ -104,14 +104,19 @@ class CudaWeights(PackedWeights):
 
 
 def pack_weights(
-    checkpoint: Checkpoint, device: torch.device, architecture: str = HOPPER, few_rows: bool = False
+    checkpoint: Checkpoint,
+    device: torch.device,
+    architecture: str = HOPPER,
+    few_rows: bool = False,
+    part: range | None = None,
 ) -> CudaWeights:
     """Copy the weights to the GPU, layer by layer. architecture: of the kernels, which decides on codes.
 
     few_rows: whether so few rows run together that int8 is better laid out for skipping inactive hidden
-    units, though more rows read it more slowly so.
+    units, though more rows read it more slowly so. part: which layers; None: all. See PackedWeights.
     """
     tensors, packer = checkpoint.tensors, Packer(checkpoint.packed.values(), device, architecture)
+    part = part or range(checkpoint.layers)
     # The largest rank of any layer, as layers share their buffers: a checkpoint may have other ranks in each.
     ranks = {
         name: round_up(
@@ -125,14 +130,23 @@ def pack_weights(
         for name in low_rank_names(checkpoint.layers - 1)
     }
     # One layer at a time: an adapter is merged as a tensor is read.
-    embedding, packed = normed_embedding(tensors, device, torch.float16), checkpoint.packed
+    packed = checkpoint.packed
+    # A DeepEmbed, which all layers of a model have or none, reads it once.
+    reads_embedding = part.start == 0 or "blocks.0.ffn.s0" in tensors
+    embedding = normed_embedding(tensors, device, torch.float16) if reads_embedding else None
     packed_layers = [
-        _pack_layer(layer_tensors(tensors, packed, index), ranks, embedding, packer, few_rows)
-        for index in range(checkpoint.layers)
+        _pack_layer(layer_tensors(tensors, packed, index), ranks, embedding, packer, few_rows, device)
+        for index in part
     ]
-    if checkpoint.weights in ON_HOST and device.type == "cuda":
+    if embedding is None or part.start:
+        embedding = no_rows(checkpoint.width, device)
+    elif checkpoint.weights in ON_HOST and device.type == "cuda":
         embedding = embedding.cpu().pin_memory()
-    head = matrix(tensors, checkpoint.packed, "head")
+    head = (
+        matrix(tensors, packed, "head")
+        if part.stop == checkpoint.layers
+        else no_rows(checkpoint.width, device)
+    )
     return CudaWeights(
         embedding,
         norm_tensors(tensors, "ln_out").to(device, torch.float16),
@@ -142,16 +156,25 @@ def pack_weights(
     )
 
 
+def no_rows(width: int, device: torch.device) -> Tensor:
+    """In place of an embedding or a head that a stage does not have."""
+    return torch.zeros(1, width, dtype=torch.float16, device=device)
+
+
 def pack_head(head: Tensor, device: torch.device) -> Tensor:
     """`[vocab, C]`, with rows of zeros up to a multiple of HEAD_MULTIPLE."""
     return padded(head.to(device, torch.float16), 0, round_up(len(head), HEAD_MULTIPLE))
 
 
 def _pack_layer(
-    layer: LayerTensors, ranks: dict[str, int], embedding: Tensor, packer: Packer, few_rows: bool
+    layer: LayerTensors,
+    ranks: dict[str, int],
+    embedding: Tensor | None,
+    packer: Packer,
+    few_rows: bool,
+    device: torch.device,
 ) -> CudaLayer:
-    """ranks: to which the low-rank functions are filled up. embedding: of the model, on the GPU."""
-    device = embedding.device
+    """ranks: to which the low-rank functions are filled up. embedding: of the model, for a DeepEmbed."""
 
     def half(tensor: Tensor) -> Tensor:
         return tensor.to(device, torch.float16)
@@ -177,7 +200,11 @@ def _pack_layer(
         x_k=torch.stack([x_k, nothing, nothing] if layer.deep_embed else [x_k]),
         key=large(layer.ffn_key),
         value=half(value).T.contiguous() if isinstance(value, Tensor) else packer.pack(value, few_rows),
-        deep_embed=None if layer.deep_embed is None else _pack_deep_embed(layer.deep_embed, embedding),
+        deep_embed=(
+            None
+            if layer.deep_embed is None or embedding is None
+            else _pack_deep_embed(layer.deep_embed, embedding)
+        ),
     )
 
 

@@ -11,6 +11,7 @@ for a prompt with a prefix in the prefix cache, turns that end at stop strings, 
     python bench/sessions.py prefix --model-path /tmp/rwkv7-0.1b.pth [--tokens 1000]
     python bench/sessions.py soak [--sessions 1000] [--turns 3] [--concurrency 32] [--auto-tiers] [--check]
     python bench/sessions.py commits [--engines 1,2,4,8] [--at-once 16] [--seconds 5] [--rounds 7]
+                                     [--state-db postgresql://...]
     python bench/sessions.py table --size 7.2b --device cuda --markdown bench/results/h200-sessions.md
 
 `table` measures what `resume` and `prefix` do, with one engine, and writes a page. All of them run the engine
@@ -325,12 +326,14 @@ def soak(options: argparse.Namespace) -> None:
 
 def commits(options: argparse.Namespace) -> None:
     """Rounds in turns; the median of turns a second and of P99, and the worst of all."""
-    kinds = {"through one that writes": True, "each by itself": False}
+    kinds = {"through one that writes": (True, None), "each by itself": (False, None)}
+    if options.state_db:
+        kinds["in PostgreSQL, each by itself"] = (False, options.state_db)
     for engines in options.engines:
         runs: dict[str, list[CommitFigures]] = {name: [] for name in kinds}
         for _ in range(options.rounds):
-            for name, through_one in kinds.items():
-                runs[name].append(measure(engines, options.at_once, options.seconds, through_one))
+            for name, kind in kinds.items():
+                runs[name].append(measure(engines, options.at_once, options.seconds, *kind))
         for name, found in runs.items():
             middle = sorted(found, key=lambda figures: figures.turns_a_second)[len(found) // 2]
             p99 = statistics.median(figures.p99 for figures in found)
@@ -415,6 +418,7 @@ def main() -> None:
         default=[1, 2, 4, 8],
         help="processes",
     )
+    parser.add_argument("--state-db", metavar="URL", help="of a PostgreSQL, beside the files of `commits`")
     parser.add_argument("--at-once", type=int, default=16, help="turns that each of them has under way")
     parser.add_argument("--seconds", type=float, default=5.0, help="of a round of commits")
     parser.add_argument("--markdown", type=Path, help="file for the page of `table`")

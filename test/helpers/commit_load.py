@@ -16,6 +16,7 @@ from rwkv_batch.state.host.store import HostStore
 from rwkv_batch.state.log import store as store_module
 from rwkv_batch.state.log import turn_ids
 from rwkv_batch.state.log.protocol import SessionStore
+from rwkv_batch.state.postgres.store import PostgresStore
 
 fork = multiprocessing.get_context("fork")
 PROMPT, COMPLETION = list(range(1000, 1100)), list(range(2000, 2100))
@@ -83,9 +84,18 @@ def _client(open_store: Callable[[], SessionStore], at_once: int, control: Conne
     control.send((waits, len(failures)))
 
 
-def measure(engines: int, at_once: int, seconds: float, through_one: bool) -> CommitFigures:
-    """Each of so many processes has `at_once` turns under way, each of a session of its own."""
+def measure(
+    engines: int, at_once: int, seconds: float, through_one: bool, url: str | None = None
+) -> CommitFigures:
+    """Each of so many processes has `at_once` turns under way, each of a session of its own.
+
+    url: of a database in PostgreSQL, in place of a file.
+    """
     with tempfile.TemporaryDirectory() as folder:
+        if url:
+            opened = partial(PostgresStore, url, Path(folder), name="commit_load")
+            opened().close()
+            return _run(opened, engines, at_once, seconds)
         path = Path(folder) / "sessions.db"
         if not through_one:
             alone(path).close()

@@ -38,12 +38,12 @@ def _version(folder: Path) -> list[int]:
 
 
 class PostgresServer:
-    """Its folder goes with it. `url`: of its database."""
+    """Its folder goes with it. `url`: of its database. durable: what it commits is synced, to measure it."""
 
     process: subprocess.Popen[bytes]
 
-    def __init__(self, programs: Path, *options: str) -> None:
-        self._programs, self._options = programs, options
+    def __init__(self, programs: Path, *options: str, durable: bool = False) -> None:
+        self._programs, self._options = programs, [*options, f"fsync={'on' if durable else 'off'}"]
         self.folder = Path(tempfile.mkdtemp(prefix="rwkv-pg-", dir="/tmp"))  # a path that is short enough
         self.url = f"postgresql://postgres@/postgres?host={self.folder}"
         self._user: dict[str, Any] = {}
@@ -61,7 +61,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Returns when it answers."""
-        flags = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={self.folder}", "-F"]
+        flags = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={self.folder}"]
         settings = ("max_connections=60", "shared_buffers=16MB", "autovacuum=off", "deadlock_timeout=100ms")
         flags += [word for setting in (*settings, *self._options) for word in ("-c", setting)]
         with (self.folder / "log").open("ab") as log:

@@ -2,6 +2,7 @@
 """The server's command line: flags become one frozen configuration, which the supervisor runs."""
 
 import argparse
+import logging
 import socket
 import sys
 from dataclasses import fields
@@ -21,10 +22,11 @@ from rwkv_batch.config import (
     WeightsName,
     file_name,
     further_model,
+    has_password,
     is_url,
     without_adapter,
 )
-from rwkv_batch.flags import finite, glossary, not_understood, number, number_or_auto, port
+from rwkv_batch.flags import finite, glossary, not_understood, number, number_or_auto, port, secret
 from rwkv_batch.keys.ledger import Ledger, limits_file
 from rwkv_batch.keys.records import Keyring, KeysError
 from rwkv_batch.keys.usage import UsageStore, usage_file
@@ -36,6 +38,7 @@ from rwkv_batch.supervisor import Supervisor, refuse
 DEMO = Path(__file__).resolve().parent / "demo"  # the bundled model's folder
 DEMO_ADAPTERS = 2
 MOST_SECONDS, MOST_WORKERS = 86400, 1024
+log = logging.getLogger(__name__)
 
 
 def main(argv: list[str]) -> int:
@@ -51,6 +54,10 @@ def main(argv: list[str]) -> int:
     except (KeysError, AuditError) as error:
         return refuse(str(error))
     begin_logging(config.log_level, config.log_format, "supervisor")
+    if has_password(config.engines[0].state_db or ""):
+        log.warning(
+            "others see the password in --state-db; leave it out, and set PGPASSWORD or use ~/.pgpass"
+        )
     return Supervisor(config).run()
 
 
@@ -187,21 +194,17 @@ def command_line() -> argparse.ArgumentParser:
     )
     flag("--host", help="where to listen; 0.0.0.0 is every network (default %(default)s)")
     flag("--port", type=port, help="of all front ends (default %(default)s)")
-    flag(
-        "--password",
-        metavar="W",
-        help="asked for on every route but translation, /health and / (default: none)",
-    )
-    flag(
+    _password(parser, "--password", "asked for on every route but translation, /health and / (default: none)")
+    _password(
+        parser,
         "--admin-password",
-        metavar="W",
-        help="asked for in place of --password on routes that load files (default: those answer to this "
-        "machine only)",
+        "asked for in place of --password on routes that load files (default: those answer to this machine "
+        "only)",
     )
-    flag(
+    _password(
+        parser,
         "--metrics-password",
-        metavar="W",
-        help="asked for in place of --password on /metrics and /stats (default: none)",
+        "asked for in place of --password on /metrics and /stats (default: none)",
     )
     flag(
         "--keys",
@@ -387,6 +390,15 @@ def command_line() -> argparse.ArgumentParser:
         help="lines of text, or of JSON with key, tokens and times of each request (default %(default)s)",
     )
     return parser
+
+
+def _password(parser: argparse.ArgumentParser, name: str, about: str) -> None:
+    """A flag for a password, and one for the file that has it, as others see the flags of a process."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(name, metavar="W", help=about)
+    file = "the file that holds it, one line; other users of the machine see the flags of a process"
+    place = name.removeprefix("--").replace("-", "_")
+    either.add_argument(f"{name}-file", type=secret, dest=place, metavar="FILE", help=file)
 
 
 def _engines(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[EngineConfig, ...]:

@@ -105,6 +105,12 @@ def is_url(database: str | None) -> bool:
     return database is not None and database.startswith(URLS)
 
 
+def has_password(database: str) -> bool:
+    """Whether it is a URL with one."""
+    user, at, _ = database.partition("://")[2].partition("/")[0].rpartition("@")
+    return is_url(database) and ((bool(at) and ":" in user) or "password=" in database.partition("?")[2])
+
+
 def writer_address(folder: str | Path, database: str) -> str:
     """Where the process listens that writes to the database for all engines."""
     name = blake2b(str(Path(database).resolve()).encode(), digest_size=8).hexdigest()

@@ -62,6 +62,17 @@ def glossary(path: str) -> str:
     return text
 
 
+def secret(path: str) -> str:
+    """The one line of a file, which only its owner need be able to read."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{path} cannot be read: {error}") from None
+    if len(lines) != 1 or not lines[0]:
+        raise argparse.ArgumentTypeError(f"{path} must hold one line, and nothing else")
+    return lines[0]
+
+
 def port(text: str) -> int:
     number = _whole(text)
     if not 1 <= number <= 65535:

@@ -3,6 +3,7 @@
 import pytest
 
 from app import parse
+from rwkv_batch.config import has_password
 from rwkv_batch.engine.startup import open_store
 
 
@@ -94,7 +95,61 @@ def test_metrics_may_have_a_password_of_their_own():
     assert parse(["--password", "all"]).frontend.metrics_password is None
 
 
-@pytest.mark.parametrize("flag", ["--password", "--metrics-password", "--admin-password"])
+PASSWORDS = ["--password", "--metrics-password", "--admin-password"]
+
+
+@pytest.mark.parametrize("flag", PASSWORDS)
+def test_a_password_may_be_in_a_file(flag, tmp_path, capsys):
+    file = tmp_path / "password"
+    file.write_text("open sesame\n")
+    given = parse([f"{flag}-file", str(file)])
+    assert getattr(given.frontend, flag.removeprefix("--").replace("-", "_")) == "open sesame"
+    for words in ([flag, "W", f"{flag}-file", str(file)], [f"{flag}-file", str(tmp_path / "missing")]):
+        with pytest.raises(SystemExit) as ended:
+            parse(words)
+        assert ended.value.code == 2 and f"error: argument {flag}-file: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("contents", ["", "\n", "one\ntwo\n", "\xff"])
+def test_a_file_without_a_password_is_refused(contents, tmp_path, capsys):
+    file = tmp_path / "password"
+    file.write_text(contents, encoding="latin-1")
+    with pytest.raises(SystemExit) as ended:
+        parse(["--password-file", str(file)])
+    assert ended.value.code == 2 and f"error: argument --password-file: {file} " in capsys.readouterr().err
+
+
+def test_states_are_not_stored_in_place_of_tokens_in_postgresql(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--no-token-log", "--state-db", "postgresql://h/d"])
+    assert ended.value.code == 2 and "error: --no-token-log stores states" in capsys.readouterr().err
+
+
+def test_models_share_a_database_at_a_url(tmp_path):
+    config = parse(["--model-path", "a.pth", "--model-path", "b=c.pth", "--state-db", "postgresql://h/d"])
+    assert [(each.state_db, each.state_model) for each in config.engines] == [
+        ("postgresql://h/d", ""),
+        ("postgresql://h/d", "b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("database", "has"),
+    [
+        ("sessions.db", False),
+        ("x:y@z", False),
+        ("postgresql://ben@h/d", False),
+        ("postgresql://h:5432/a@b:c", False),
+        ("postgresql://ben:W@h/d", True),
+        ("postgres://ben:@@h", True),
+        ("postgresql:///d?host=/run&password=W", True),
+    ],
+)
+def test_a_password_that_others_see_is_found(database, has):
+    assert has_password(database) == has
+
+
+@pytest.mark.parametrize("flag", PASSWORDS)
 @pytest.mark.parametrize("wrong", ["", " a", "é", "a\n"])
 def test_a_password_that_no_header_carries_is_refused(flag, wrong, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rwkv_batch.state.entries import REQUEST_ID, Turn
-from rwkv_batch.wire.protocol import GenerateRequest, RowDelta
+from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, SessionTurn
 
 OTHER_BODY = "The Idempotency-Key was sent before with another prompt, max_tokens or past; send a new key."
 
@@ -41,9 +41,9 @@ class StoredReply:
         """Whether it went on from a state of its session."""
         return self.turn.number > 1
 
-    def answers(self, request: GenerateRequest) -> bool:
-        """Whether the request is the one that made it."""
-        return self._ending.asked == asked(request)
+    def answers(self, turn: SessionTurn, request: GenerateRequest) -> bool:
+        """Whether the turn of the request is the one that was stored."""
+        return self._ending.asked == asked(turn, request)
 
     def delta(self, row: int, text: str, with_ids: bool) -> RowDelta:
         """The whole reply. text: of the turn's completion."""
@@ -56,16 +56,15 @@ class StoredReply:
         return _ending.decode(self.turn.request[REQUEST_ID:])
 
 
-def stored_with(request: GenerateRequest, last: RowDelta, tokens: int) -> bytes:
+def stored_with(turn: SessionTurn, request: GenerateRequest, last: RowDelta, tokens: int) -> bytes:
     """Turn.request of a turn; empty unless it has a key. tokens: that were drawn."""
-    if request.turn is None or not request.turn.request:
+    if not turn.request:
         return b""
-    end = _Ending(asked(request), last.finish_reason or "", tokens, last.stop)
-    return request.turn.request + msgspec.msgpack.encode(end)
+    end = _Ending(asked(turn, request), last.finish_reason or "", tokens, last.stop)
+    return turn.request + msgspec.msgpack.encode(end)
 
 
-def asked(request: GenerateRequest) -> bytes:
+def asked(turn: SessionTurn, request: GenerateRequest) -> bytes:
     """A digest of what a turn asks for: what it continues, its prompt, and its length."""
-    source = request.turn.source if request.turn else None
-    data = msgspec.msgpack.encode((source, request.prompts, request.max_tokens))
+    data = msgspec.msgpack.encode((turn.source, request.prompts, request.max_tokens))
     return hashlib.blake2b(data, digest_size=8).digest()

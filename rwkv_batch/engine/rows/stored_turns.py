@@ -74,7 +74,7 @@ class StoredTurn(Life):
     def begin(self, row: Row) -> Beginning:
         turns, parts = self.turns, self.turns.parts
         try:
-            if reply := turns.stored_reply(row.request):
+            if reply := turns.stored_reply(self.turn):
                 self._answer_again(row, reply)
                 return {}
             self.source = turns.find_source(self)
@@ -147,10 +147,9 @@ class StoredTurn(Life):
 
     def commit(self, row: Row) -> None:
         """Store its tokens."""
-        assert self.at is not None
-        assert self.last_delta is not None
+        assert self.at and self.last_delta
         done, model = partial(self._committed, row), self._model
-        request = stored_with(row.request, self.last_delta, len(row.drawn))
+        request = stored_with(self.turn, row.request, self.last_delta, len(row.drawn))
         self.head = self.turns.parts.pool.commit(
             self.at, self.parent, row.prompt, self.completion, done, model, request
         )
@@ -176,7 +175,7 @@ class StoredTurn(Life):
 
     def _answer_again(self, row: Row, reply: StoredReply) -> None:
         """It was stored before: its reader gets the text of then. Raises Refusal."""
-        if not reply.answers(row.request):
+        if not reply.answers(self.turn, row.request):
             raise Refusal("invalid", OTHER_BODY)
         text = self.turns.parts.tokenizer.decode(reply.turn.completion)
         last = reply.delta(row.number, text, row.request.return_ids)
@@ -288,11 +287,9 @@ class Turns:
             if key not in self.parts.scheduler.queues and pool.find(key) is None:
                 return key
 
-    def stored_reply(self, request: GenerateRequest) -> StoredReply | None:
+    def stored_reply(self, turn: SessionTurn) -> StoredReply | None:
         """What is stored of this turn, if it has been sent before. Raises StoreError."""
-        if request.turn is None or not request.turn.request:
-            return None
-        found = self.parts.pool.find_request(request.turn.request)
+        found = self.parts.pool.find_request(turn.request) if turn.request else None
         return StoredReply(*found) if found else None
 
     def life_of(self, request: GenerateRequest, turn: SessionTurn, adapter: RowAdapter | None) -> StoredTurn:
@@ -306,9 +303,9 @@ class Turns:
         if request.prompt_logprobs is not None:
             message = "The prompt of a session's turn has no logprobs; send it without a session."
             raise Refusal("invalid", message)
-        reply, source = self.stored_reply(request), self._source(turn)
+        reply, source = self.stored_reply(turn), self._source(turn)
         others = turn.source in self.parts.scheduler.queues  # that come before it, and store what it follows
-        if reply and not reply.answers(request):
+        if reply and not reply.answers(turn, request):
             raise Refusal("invalid", OTHER_BODY)
         continued = reply.continued if reply else others or source is not None
         if turn.required and not continued:

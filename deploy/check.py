@@ -34,6 +34,7 @@ PATH = os.pathsep.join(
         "/sbin",
     ]
 )
+KUBERNETES = "1.34"  # whose schemas the chart's objects are held against
 COMPOSE = (("compose.yaml",), ("compose.yaml", "compose.cuda.yaml"))
 
 
@@ -130,6 +131,46 @@ def haproxy() -> str:
     return answer(tool("haproxy"), "-c", "-f", "deploy/cluster/haproxy.cfg")
 
 
+VALUES: tuple[dict[str, object], ...] = (
+    {},
+    {
+        "passwords": {"secret": "W"},
+        "servers": {"gpus": 0, "storageClass": "fast", "nodeSelector": {"a": "b"}},
+    },
+    {"autoscaling": {"enabled": False}, "serviceMonitor": {"enabled": False}, "servers": {"max": 40}},
+)
+
+
+def helm() -> str:
+    """The chart by Helm itself; what it makes by the schemas of Kubernetes; its HAProxy's file by HAProxy."""
+    try:
+        import helm_python
+        import kubernetes_validate
+        import yaml
+    except ImportError as error:
+        raise MissingTool(f"There is no {error.name}; run pip install -r requirements-dev.txt.") from None
+    folder, said = str(DEPLOY / "helm"), ""
+    for values in VALUES:
+        report = helm_python.lint(folder, values, strict=True)
+        said += "".join(f"{each['error']}\n" for each in report["messages"] if each["severity"] > 1)
+        said += "".join(report["errors"])
+        chart = helm_python.Chart.load(folder)
+        for name, text in chart.render(values, name="rwkv", namespace="models").items():
+            for document in filter(None, yaml.safe_load_all(text)):
+                try:
+                    kubernetes_validate.validate(document, KUBERNETES, strict=True)
+                except kubernetes_validate.SchemaNotFoundError:  # of an operator, not of Kubernetes
+                    said += "" if document["kind"] == "ServiceMonitor" else f"{name}: no {document['kind']}\n"
+                except kubernetes_validate.ValidationError as error:
+                    said += f"{name}: {error.message}\n"
+                if document["kind"] == "ConfigMap":
+                    with tempfile.NamedTemporaryFile("w", suffix=".cfg", encoding="utf-8") as file:
+                        file.write(document["data"]["haproxy.cfg"])
+                        file.flush()
+                        said += answer(tool("haproxy"), "-c", "-f", file.name)
+    return said
+
+
 def systemd() -> str:
     """The unit, as if the server lay where this checkout does."""
     checker = tool("systemd-analyze")
@@ -148,7 +189,7 @@ def systemd() -> str:
         return "\n".join(said) or (done.stderr if done.returncode else "")
 
 
-CHECKS: tuple[Callable[[], str], ...] = (dockerfile, compose, prometheus, nginx, haproxy, systemd)
+CHECKS: tuple[Callable[[], str], ...] = (dockerfile, compose, prometheus, nginx, haproxy, helm, systemd)
 
 
 def install() -> None:

@@ -15,6 +15,7 @@ from tools import absent
 
 from deploy import check
 from deploy.cluster.haproxy import TEMPLATE, configuration
+from deploy.cluster.way_in import Haproxy
 
 KEY = {"Idempotency-Key": "k"}
 NAMES = [f"user {number}" for number in range(24)]
@@ -66,8 +67,13 @@ def stubs() -> Iterator[list[Stub]]:
 
 
 @pytest.fixture(scope="module")
-def way_in(stubs: list[Stub], tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    folder, port = tmp_path_factory.mktemp("haproxy"), free_port()
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("haproxy")
+
+
+@pytest.fixture(scope="module")
+def way_in(stubs: list[Stub], folder: Path) -> Iterator[httpx.Client]:
+    port = free_port()
     servers = [f"127.0.0.1:{stub.server_port}" for stub in stubs]
     file = folder / "haproxy.cfg"
     file.write_text(configuration(servers, f"127.0.0.1:{port}", f"{folder}/socket"))
@@ -180,6 +186,26 @@ def test_metrics_are_not_for_outside(way_in: httpx.Client):
     paths = ("/metrics", "/stats?password=W", "//metrics/", "/stats//")
     assert [way_in.get(url + path).status_code for path in paths] == [404] * 4
     assert way_in.get(f"{url}/stats-of-mine").status_code == 200
+
+
+def test_servers_are_changed_while_it_runs(stubs: list[Stub], way_in: httpx.Client, folder: Path):
+    haproxy = Haproxy(folder / "socket")
+    before = {name: home(way_in, name) for name in NAMES}
+    one, two, three = (f"127.0.0.1:{stub.server_port}" for stub in stubs)
+    haproxy.apply({1: one, 3: three}, complete=False)
+    assert {name: home(way_in, name) for name in NAMES} == before, "there may be others"
+    haproxy.apply({1: one, 3: three}, complete=True)
+    assert {home(way_in, name) for name in NAMES} == {"1", "3"}
+    fourth = Stub(4)
+    try:
+        haproxy.apply({1: one, 2: f"127.0.0.1:{fourth.server_port}", 3: three}, complete=True)
+        after = {name: home(way_in, name) for name in NAMES}
+        assert after == {name: "4" if at == "2" else at for name, at in before.items()}
+    finally:
+        haproxy.apply({1: one, 2: two, 3: three}, complete=True)
+        fourth.shutdown()
+        fourth.server_close()
+    assert {name: home(way_in, name) for name in NAMES} == before
 
 
 def test_slots_without_a_server_are_not_used(tmp_path: Path):

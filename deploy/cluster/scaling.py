@@ -1,0 +1,27 @@
+"""How many servers there should be: by the rows that wait or run, and the slots that there are for them.
+
+`busy` is what a replica says of its server, `by_rows` Ray Serve's policy over all of them.
+"""
+
+import math
+from typing import Any
+
+TARGET = 0.7  # of the slots for rows
+
+
+def busy(stats: dict[str, Any]) -> float:
+    """How many rows wait or run for each that may run at once, of the model with the most.
+
+    stats: what /stats answers.
+    """
+    return max(((each["running"] + each["waiting"]) / each["rows"] for each in stats["models"]), default=0.0)
+
+
+def by_rows(context: Any) -> tuple[int, dict[str, Any]]:
+    """As many as make TARGET of their slots busy. context: Serve's AutoscalingContext."""
+    shares = (context.aggregated_metrics or {}).get("busy", {})
+    if not shares:
+        return context.target_num_replicas, {}
+    wanted = math.ceil(sum(shares.values()) / TARGET - 1e-9)
+    low, high = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+    return max(low, min(high, wanted)), {}

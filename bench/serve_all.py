@@ -89,7 +89,8 @@ CASES = [
 class Server:
     """app.py on a free port, with sessions in a folder of its own."""
 
-    def __init__(self, arguments: list[str], folder: Path) -> None:
+    def __init__(self, arguments: list[str], folder: Path, key: str = "") -> None:
+        self._headers = {"authorization": f"Bearer {key}"}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -128,7 +129,7 @@ class Server:
         return not pending or "1" in pending
 
     def _get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=30, trust_env=False)
+        return httpx.get(self.url + path, headers=self._headers, timeout=30, trust_env=False)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)

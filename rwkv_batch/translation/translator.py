@@ -30,6 +30,7 @@ from rwkv_batch.translation.segments import Part, Segment, Sentences, cut
 AUTO, ENGLISH = "auto", "en"
 SHORT_MARK = 8  # characters; a longer one is shown to the model as a shorter one
 MOST_WORDS = 20_000  # for terms, that are kept
+MOST_AROUND = 300  # characters in front of a prompt
 LONGEST_ENDING = 3  # characters that inflection adds to a word
 ENDS = ".!?。！？…:：;；,，"
 WIDE = str.maketrans({"{": "[{｛]", "}": "[}｝]", "<": "[<＜]", ">": "[>＞]", "/": "[/／]"})
@@ -57,7 +58,7 @@ class TextsAsked:
     target: str  # a language, by code or name
     source: str | None = None  # likewise; None: of each text the one that it seems to be in
     glossary: Glossary = NO_GLOSSARY
-    context: str = ""  # what stands around the texts
+    context: str = ""  # what stands around the texts; without it each stands behind the one before
     sentences: Sentences = "lines"
     handling: Handling = PLAIN
 
@@ -80,6 +81,7 @@ class _InWork:
 
     segment: Segment
     source: str  # the name of the language in prompts
+    around: str  # what is put in front of prompts
     terms: list[Found]
     names: dict[str, Mark]  # how marks are shown to the model -> what they are
     shown: str  # the segment's text, with marks as they are shown
@@ -156,7 +158,7 @@ class Translator:
 
     def start(self) -> list[PromptRow]:
         """The rows that are known at once."""
-        works = [self._begin(segment) for segment in self.segments]
+        works = [self._begin(*each) for each in zip(self.segments, self._around(), strict=True)]
         numbers = sorted(range(len(works)), key=lambda number: not works[number].terms)
         self._wholes = dict(enumerate(numbers))
         rows = [self._ask_whole(works[number], self._first(works[number])) for number in numbers]
@@ -172,18 +174,18 @@ class Translator:
         """The answer to a row. Returns further rows, whose numbers follow those of all before."""
         return self._taking.pop(number)(answer)
 
-    def _ask(self, source: str, text: str, take: Taking, begun: str = "") -> PromptRow:
-        """`begun`: how the translation begins."""
+    def _ask(self, source: str, text: str, take: Taking) -> PromptRow:
         self._taking[self._asked] = take
         self._asked += 1
         texts = {"source": source, "target": self._target}
         head, _, tail = self._form.prompt.partition("{text}")
-        prompt = head.format(**texts) + text + tail.format(**texts) + (f" {begun}" if begun else "")
+        prompt = head.format(**texts) + text + tail.format(**texts)
         return PromptRow(prompt, self._form.stop.format(**texts))
 
     def _ask_whole(self, work: _InWork, text: str) -> PromptRow:
         work.waits += 1
-        return self._ask(work.source, text, partial(self._take_whole, work, text))
+        row = self._ask(work.source, text, partial(self._take_whole, work, text))
+        return row._replace(prompt=work.around + row.prompt)
 
     def _take_whole(self, work: _InWork, text: str, answer: Translated) -> list[PromptRow]:
         work.waits -= 1
@@ -224,7 +226,8 @@ class Translator:
             return []
         if begun := self._begun(work):
             work.waits += 1
-            return [self._ask(work.source, work.shown, partial(self._take_rest, work, begun), begun)]
+            row = self._ask(work.source, work.shown, partial(self._take_rest, work, begun))
+            return [row._replace(prompt=f"{work.around}{row.prompt} {begun}")]
         pieces = _Pieces(work, self._between(work))
         rows = [
             self._ask(work.source, text[slice(*_inside(text))], partial(self._take_piece, pieces, place))
@@ -273,7 +276,21 @@ class Translator:
     def _first(self, work: _InWork) -> str:
         return work.replaced if self._form.terms_in_source else work.shown
 
-    def _begin(self, segment: Segment) -> _InWork:
+    def _around(self) -> list[str]:
+        """What is put in front of the prompt of each segment."""
+        form = self._form.context
+        if not form:
+            return [""] * len(self.segments)
+        before = ["", *(segment.source for segment in self.segments)]
+        shown = [_ending(self.asked.context or text) for text in before[: len(self.segments)]]
+        head, _, tail = form.partition("{context}")
+        fronts = []
+        for segment, text in zip(self.segments, shown, strict=True):
+            texts = {"source": self._names[segment.text], "target": self._target}
+            fronts.append(head.format(**texts) + text + tail.format(**texts) if text else "")
+        return fronts
+
+    def _begin(self, segment: Segment, around: str) -> _InWork:
         names: dict[str, Mark] = {}
         source = self._names[segment.text]
         terms = self._terms(segment)
@@ -292,7 +309,7 @@ class Translator:
                 done = each.end
                 found.append(each._replace(start=len(shown) + each.start, end=len(shown) + each.end))
             shown, replaced = shown + text, replaced + text[done:]
-        return _InWork(segment, source, found, names, shown, replaced)
+        return _InWork(segment, source, around, found, names, shown, replaced)
 
     def _terms(self, segment: Segment) -> Terms:
         return self.asked.glossary.pair(self._names[segment.text], self._target)
@@ -384,6 +401,14 @@ class Translator:
 
     def _written(self, tokens: Sequence[Token]) -> str:
         return "".join(self._write(token) if isinstance(token, str) else token.text for token in tokens)
+
+
+def _ending(text: str) -> str:
+    """The last words of a text, in one line: a blank one would end a prompt."""
+    line = " ".join(text.split())
+    if len(line) <= MOST_AROUND:
+        return line
+    return line[-MOST_AROUND:].partition(" ")[2] or line[-MOST_AROUND:]
 
 
 class _End(str):

@@ -7,7 +7,7 @@ from html import unescape
 import pytest
 from translated import TERMS, broken, generated, lacking, translate
 
-from rwkv_batch.translation.forms import TranslationForm, form_of
+from rwkv_batch.translation.forms import FORMS, TranslationForm, form_of
 from rwkv_batch.translation.glossary import from_pairs
 from rwkv_batch.translation.marks import HTML, Handling
 from rwkv_batch.translation.segments import LONGEST_WHOLE, Segment, cut
@@ -107,6 +107,24 @@ def test_a_term_stands_in_the_source_where_the_checkpoint_reads_that():
     answers, rounds = translate(asked, knows_words)
     assert answers == ["The Köter."] and [text_of(row.prompt) for row in rounds[0]] == ["The Köter."]
     assert len(rounds) == 1
+
+
+def test_what_stands_around_a_text_is_fed_where_the_form_has_a_place():
+    form = TranslationForm(context="{source}: {context}\n\n")
+    texts = ["One {0}.\n\nTwo.", "Three."]
+
+    def fed(context: str, form: TranslationForm = form) -> list[str]:
+        asked = TextsAsked(texts, "de", "en", context=context)
+        return [row.prompt for row in Translator(asked, form, Words()).start()]
+
+    plain = [f"English: {text}\n\nGerman:" for text in ("One {0}.", "Two.", "Three.")]
+    fronts = ["", "English: One {0}.\n\n", "English: Two.\n\n"]
+    assert fed("") == [front + each for front, each in zip(fronts, plain, strict=True)], "its neighbours"
+    assert fed("A menu\n\n{text}") == [f"English: A menu {{text}}\n\n{each}" for each in plain]
+    (first, *_) = fed("long " * 100 + "end")
+    assert first.endswith(f"long end\n\n{plain[0]}") and 280 < len(first) - len(plain[0]) < 320
+    assert fed("A menu", TranslationForm()) == plain
+    assert not any(form.context for _, form in FORMS), "none was found that takes it"
 
 
 def test_an_answer_without_an_end_is_asked_for_again():

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from rwkv_batch import __version__
 from rwkv_batch.audit import AuditError, AuditLog
+from rwkv_batch.batches.store import BatchesError, BatchStore
 from rwkv_batch.config import (
     MODEL_NAME,
     EngineConfig,
@@ -51,7 +52,9 @@ def main(argv: list[str]) -> int:
             check_keys(config.frontend.keys)
         if config.frontend.audit_log is not None:
             AuditLog(config.frontend.audit_log).close()
-    except (KeysError, AuditError) as error:
+        if config.frontend.batch_dir is not None:
+            BatchStore(config.frontend.batch_dir).close()
+    except (KeysError, AuditError, BatchesError) as error:
         return refuse(str(error))
     begin_logging(config.log_level, config.log_format, "supervisor")
     if has_password(config.engines[0].state_db or ""):
@@ -86,6 +89,8 @@ def parse(argv: list[str]) -> ServerConfig:
         )
     if options.replay_on_new_model and not options.token_log:
         parser.error("--replay-on-new-model reads tokens, and --no-token-log stores none; give one of them")
+    if options.batch_dir == "":
+        parser.error("--batch-dir is empty; name a folder, or leave it out")
     if not options.state_db:
         parser.error("--state-db is empty; name a file, or :memory: for sessions that end with the server")
     if is_url(options.state_db) and not options.token_log:
@@ -354,6 +359,19 @@ def command_line() -> argparse.ArgumentParser:
         choices=("default", "open_think", "fake_think", "tools"),
         help="how chats are drawn where a request does not say it (default %(default)s)",
     )
+    flag(
+        "--batch-dir",
+        metavar="DIR",
+        help="where /v1/files and /v1/batches keep files of requests and what came of them (default: there "
+        "are none)",
+    )
+    flag(
+        "--batch-gb",
+        **gigabytes,
+        dest="batch_bytes",
+        help=f"size of such files, at most; others get 413 (default {FrontendConfig.batch_bytes >> 30})",
+    )
+    flag("--batch-days", **positive, help="until a file or batch is removed (default %(default)s)")
     workers = number(1, most=MOST_WORKERS)
     flag("--frontends", **workers, help="HTTP processes that share the port (default: by cores)")
     flag(
@@ -376,7 +394,7 @@ def command_line() -> argparse.ArgumentParser:
         "--max-state-mb",
         **megabytes,
         dest="max_state",
-        help=f"larger session files get 413 (default {FrontendConfig.max_state >> 20})",
+        help=f"larger files of sessions and batches get 413 (default {FrontendConfig.max_state >> 20})",
     )
     flag(
         "--log-level",

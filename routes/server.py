@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
 from routes.guard.reads import Guard, Unguarded
@@ -45,7 +45,9 @@ def run(config: FrontendConfig, name: str, addresses: Sequence[str], control: Co
     for library in ("robyn", "actix_server", "actix_web", "actix_http", "asyncio", "tracing"):
         logging.getLogger(library).setLevel(logging.WARNING)
     front = Frontend(config, wire_to(addresses, name, config, control))
-    threading.Thread(target=_receive, args=(front, control, config), name="supervisor", daemon=True).start()
+    threading.Thread(
+        target=receive, args=(front, control, config, _drain), name="supervisor", daemon=True
+    ).start()
     # Robyn reads the command line and its own environment variables, which are not meant for it here
     sys.argv = sys.argv[:1]
     for variable in [v for v in os.environ if v.startswith("ROBYN_")]:
@@ -97,8 +99,10 @@ def use_few_cores() -> int:
     return len(cores)
 
 
-def _receive(front: Frontend, control: Connection, config: FrontendConfig) -> None:
-    """Act on the supervisor's messages. Ends the process when the supervisor has died."""
+def receive(
+    front: Frontend, control: Connection, config: FrontendConfig, drain: Callable[[Frontend, float], None]
+) -> None:
+    """Act on the supervisor's messages. Ends the process when the supervisor has died, or by `drain`."""
     logged: dict[str, str] = {}  # the fingerprints of models whose chat template has been
     while True:
         try:
@@ -125,7 +129,7 @@ def _receive(front: Frontend, control: Connection, config: FrontendConfig) -> No
             case ChangeGranted():
                 front.client.may_change()
             case Drain(seconds=seconds):
-                threading.Thread(target=_drain, args=(front, seconds), name="drain", daemon=True).start()
+                threading.Thread(target=drain, args=(front, seconds), name="drain", daemon=True).start()
 
 
 def _drain(front: Frontend, seconds: float) -> None:

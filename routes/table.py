@@ -12,6 +12,8 @@ from robyn.robyn import HttpMethod
 from routes.anthropic import messages
 from routes.anthropic import models as anthropic_models
 from routes.anthropic.models import for_anthropic
+from routes.batches import files as batch_files
+from routes.batches import handlers as batches
 from routes.callers.caller import Caller
 from routes.chat.handlers import chats, generates
 from routes.guard.reads import Guard
@@ -81,6 +83,15 @@ FAMILIES: tuple[tuple[str, ErrorShape], ...] = (
 log = logging.getLogger(__name__)
 
 
+def either(get: Handler, post: Handler) -> Handler:
+    """The handler of a path that lists and creates."""
+
+    async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
+        return await (post if http.method == "POST" else get)(front, http)
+
+    return handler
+
+
 async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
     """`contents` asks for the native batch, everything else is OpenAI chat, also a body that is broken."""
     body, _ = http.json
@@ -133,6 +144,8 @@ IMMERSIVE, DEEPL = translate.translates(wires.IMMERSIVE), translate.translates(w
 GOOGLE, MTRANSERVER_BATCH = translate.translates(wires.GOOGLE), translate.translates(wires.MTRANSERVER_BATCH)
 LANGUAGES = translate.libretranslate_languages
 MESSAGES, COUNT_TOKENS = chats(messages.prepare), chats(messages.count_tokens)
+FILES = either(batch_files.list_, batch_files.create)
+BATCHES = either(batches.list_, batches.create)
 
 # fmt: off
 ROUTES = (
@@ -206,6 +219,19 @@ ROUTES = (
     Route("GET",        "/openai/v1/models",                    openai_shape, models.models),
     Route("GET",        "/v1/models/:id",                       openai_shape, MODEL),
     Route("GET",        "/openai/v1/models/:id",                openai_shape, models.model),
+
+    Route("GET POST",   "/v1/files",                            openai_shape, FILES),
+    Route("GET POST",   "/openai/v1/files",                     openai_shape, FILES),
+    Route("GET DELETE", "/v1/files/:id",                        openai_shape, batch_files.one),
+    Route("GET DELETE", "/openai/v1/files/:id",                 openai_shape, batch_files.one),
+    Route("GET",        "/v1/files/:id/content",                openai_shape, batch_files.content),
+    Route("GET",        "/openai/v1/files/:id/content",         openai_shape, batch_files.content),
+    Route("GET POST",   "/v1/batches",                          openai_shape, BATCHES),
+    Route("GET POST",   "/openai/v1/batches",                   openai_shape, BATCHES),
+    Route("GET",        "/v1/batches/:id",                      openai_shape, batches.one),
+    Route("GET",        "/openai/v1/batches/:id",               openai_shape, batches.one),
+    Route("POST",       "/v1/batches/:id/cancel",               openai_shape, batches.cancel),
+    Route("POST",       "/openai/v1/batches/:id/cancel",        openai_shape, batches.cancel),
 
     Route("POST",       "/v1/messages",                         anthropic_shape, MESSAGES),
     Route("POST",       "/v1/messages/count_tokens",            anthropic_shape, COUNT_TOKENS),

@@ -6,7 +6,7 @@ NO_EMBEDDINGS = "models that write text make no embeddings"
 NO_RANKING = "models that write text do not rank others"
 NO_MEDIA = TEXT_ONLY
 NO_OBJECTS = "nothing of this kind is stored; send the texts with each request"
-NO_BATCHES = "send the requests at once; the server runs them together"
+NO_BATCHES = "/v1/batches runs files of other requests; or send these at once"
 NO_DOCUMENTS = "texts are translated and documents are not; send the texts of one"
 NO_GLOSSARIES = "glossaries of one pair of languages are stored, by /v2/glossaries"
 NO_FILES = "models are not fetched or changed in this way; /loadmodel loads a file of the server"
@@ -31,13 +31,11 @@ UNSERVED = {
     "/v1/images": NO_MEDIA,
     "/v1/videos": NO_MEDIA,
     "/v1/realtime": NO_MEDIA,
-    "/v1/files": NO_OBJECTS,
     "/v1/assistants": NO_OBJECTS,
     "/v1/threads": NO_OBJECTS,
     "/v1/conversations": "continue a response with previous_response_id",
     "/v1/vector_stores": NO_OBJECTS,
     "/v1/fine_tuning": "models are not trained here; /v1/adapters loads an adapter",
-    "/v1/batches": NO_BATCHES,
     "/v1/messages/batches": NO_BATCHES,
     "/v2/document": NO_DOCUMENTS,
     "/translate_file": NO_DOCUMENTS,

@@ -165,6 +165,10 @@ class FrontendConfig(ProcessConfig):
     keep_blank_lines: bool = False  # inside messages of chats; False: they stay in code only
     sampling_profile: SamplingProfileName = "default"  # what chats are drawn with unless they say otherwise
     token_log: bool = True  # False: no response is stored, as that is its text
+    plain_seconds: float = 0.25  # a reply that takes longer is a stream, which notices a client that leaves
+    batch_dir: str | None = None  # the folder of files and batches; None: there are none
+    batch_bytes: int = 10 << 30  # of all files of requests in it
+    batch_days: int = 30  # until a file or batch is removed
     max_streams: int = 1024  # generation requests answered at once; more are answered 503
 
 

@@ -52,6 +52,7 @@ RESTART_PAUSE = 0.5  # seconds between restarts of something that dies at once
 ANSWER_SECONDS = 20  # until it is said that no front end answers
 PROBE_PAUSE = 0.05  # seconds until a front end that has not answered is asked again
 ENGINE_RESTARTS = 3  # in a row, without having become ready
+FRONTEND, BATCHES = "frontend", "batches"  # kinds of front ends
 COUNTS = "counts"  # in the runtime folder: where front ends count
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,16 @@ def run_frontend(
     # reads it when it is imported.
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts
     from routes.server import run  # loads Robyn, which no other process needs
+
+    run(config, name, addresses, control)
+
+
+def run_batches(
+    config: FrontendConfig, name: str, addresses: Sequence[str], counts: str, control: Connection
+) -> None:
+    keep_streams()
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts  # which is read when the routes are imported
+    from routes.batching import run
 
     run(config, name, addresses, control)
 
@@ -183,6 +194,8 @@ class Supervisor:
                     engine.start(self._changes.made)
                 for _ in range(self._config.frontends or max(2, min(8, (os.cpu_count() or 1) // 4))):
                     self._start_frontend()
+                if self._config.frontend.batch_dir:
+                    self._start_frontend(BATCHES)
                 return self._watch()
             finally:
                 self._kill_all()
@@ -365,13 +378,12 @@ class Supervisor:
         engine.start(self._changes.made)
         return None
 
-    def _start_frontend(self) -> None:
+    def _start_frontend(self, kind: str = FRONTEND) -> None:
+        """One that answers HTTP, or that runs batches."""
         self._frontends_started += 1
-        name = f"frontend-{self._frontends_started}"
+        name, target = f"{kind}-{self._frontends_started}", run_batches if kind == BATCHES else run_frontend
         addresses = [engine.address for engine in self._engines]
-        frontend = Child(
-            name, run_frontend, self._config.frontend, name, addresses, str(self._folder / COUNTS)
-        )
+        frontend = Child(name, target, self._config.frontend, name, addresses, str(self._folder / COUNTS))
         self._frontends.append(frontend)
         frontend.send(self._restarts)
         for engine in self._living if self._began else ():
@@ -391,7 +403,7 @@ class Supervisor:
         if time.monotonic() - dead.started < RESTART_PAUSE:
             time.sleep(RESTART_PAUSE)
         self._count_restart(frontend=1)
-        self._start_frontend()
+        self._start_frontend(dead.name.rpartition("-")[0])
 
     def _count_restart(self, engine: int = 0, frontend: int = 0) -> None:
         before = self._restarts

@@ -171,17 +171,18 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> "Reference":
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    """The bundled model on the CPU, no password."""
-    running = Server("--device", "cpu")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The bundled model on the CPU with a folder of batches, no password."""
+    running = Server("--device", "cpu", "--batch-dir", str(tmp_path_factory.mktemp("batches")))
     yield running
     assert running.stop() == 0, running.log()
 
 
 @pytest.fixture(scope="session")
-def locked_server() -> Iterator[Server]:
+def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The same with the password "open sesame"."""
-    running = Server("--device", "cpu", "--password", "open sesame", "--frontends", "1")
+    flags = ("--password", "open sesame", "--frontends", "1", "--batch-dir")
+    running = Server("--device", "cpu", *flags, str(tmp_path_factory.mktemp("batches")))
     yield running
     assert running.stop() == 0, running.log()
 

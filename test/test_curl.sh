@@ -17,7 +17,7 @@ if [ -z "$url" ]; then
     url=http://127.0.0.1:$port
     python=.venv/bin/python
     [ -x "$python" ] || python=python3
-    "$python" app.py --port "$port" --password "$password" --state-db "$scratch/sessions.db" > "$scratch/log" 2>&1 &
+    "$python" app.py --port "$port" --password "$password" --state-db "$scratch/sessions.db" --batch-dir "$scratch/batches" > "$scratch/log" 2>&1 &
     server=$!
     until [ "$(command curl -s -o /dev/null -w '%{http_code}' "$url/health")" = 200 ]; do
         kill -0 "$server" 2> /dev/null || { cat "$scratch/log"; server=; exit 1; }

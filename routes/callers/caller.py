@@ -31,6 +31,7 @@ class Caller:
         self.key: Key | None = None
         self.owner = ""  # the key in whose name it asks; "": what belongs to no key
         self.owner_asked = False  # whether the operator has named that one
+        self.vouched = False  # it is known who it is, as of rows of a batch: nothing more is asked
         self.headers: dict[str, str] = {}  # of the reply: what the key has left of its limits
         self.served = EngineWork() if not hashes else HashedWork()
 

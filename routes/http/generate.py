@@ -32,7 +32,6 @@ from rwkv_batch.wire.supervision import EngineInfo
 
 SESSION_HEADER = "x-rwkv-session-id"
 ACCEPTED_WITHIN = 30.0  # seconds; the engine answers between two steps
-PLAIN_WITHIN = 0.25  # seconds; a reply that takes longer is a stream, which notices a client that leaves
 
 
 class Prepared(NamedTuple):
@@ -122,7 +121,7 @@ async def run(
     prepared: Prepared,
     keep: KeepReply | None = None,
 ) -> HttpResponse:
-    """Run the request by that model: a Response if its reply is complete within PLAIN_WITHIN, else a stream.
+    """Run the request by that model: a Response if its reply is complete within `plain_seconds`, or a stream.
 
     `keep` is awaited before the last piece of a reply that has succeeded. Raises ApiError.
     """
@@ -142,7 +141,7 @@ async def run(
             http.fingerprint = job.acceptance.fingerprint
             reply.made_by(job.acceptance.fingerprint)
             deltas: list[RowDelta] = []
-            if not (stream or reply.slow) and await _finishes(job, deltas):
+            if not (stream or reply.slow) and await _finishes(job, deltas, front.settings.plain_seconds):
                 body = reply.whole(job, deltas)
                 if keep:
                     await keep()
@@ -164,9 +163,9 @@ async def run(
     return stream_response(http, pieces, reply.media_type if stream else "application/json")
 
 
-async def _finishes(job: Job, deltas: list[RowDelta]) -> bool:
-    """Read for PLAIN_WITHIN into `deltas`; whether they are complete."""
-    until = time.monotonic() + PLAIN_WITHIN
+async def _finishes(job: Job, deltas: list[RowDelta], seconds: float) -> bool:
+    """Read for so many seconds into `deltas`; whether they are complete."""
+    until = time.monotonic() + seconds
     while not job.exhausted and (left := until - time.monotonic()) > 0:
         deltas += await job.read_async(left)
     return job.exhausted

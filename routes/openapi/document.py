@@ -185,7 +185,9 @@ def _schemas() -> tuple[Json, dict[Any, Json]]:
                 own["properties"] = schemas[each.chosen.__name__]["properties"] | own.get("properties", {})
             if each.takes == FORM:
                 own["properties"]["file"] = TEXT | {"format": "binary"}
-                own["required"] = [*own.get("required", []), "file"]
+                own["required"] = [
+                    *dict.fromkeys([*own.get("required", []), "file"])
+                ]  # several routes may share it
     bodies = [body for each in everything for body in each.bodies]
     for each in everything:
         if each.chosen and each.chosen not in bodies:  # it is part of bodies only

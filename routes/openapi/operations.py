@@ -8,6 +8,9 @@ from pydantic import BaseModel, Field
 from routes.anthropic.models import ModelsQuery
 from routes.anthropic.schemas import CountBody, MessagesBody
 from routes.anthropic.shapes import AnsweredMessage, AnthropicModel, AnthropicModels, MessageTokens
+from routes.batches.files import MOST_LISTED, FileFields
+from routes.batches.handlers import BatchBody
+from routes.batches.shapes import BatchList, BatchObject, DeletedFile, FileList, FileObject
 from routes.http.adapters import MOST_SCALE
 from routes.http.errors import Json
 from routes.http.schemas import RequestBody
@@ -161,6 +164,19 @@ class GoogleQuery(BaseModel):
     format: Literal["text", "html"] = "html"
 
 
+class FilesQuery(BaseModel):
+    """The URL parameters of the list of files."""
+
+    purpose: Literal["batch", "batch_output"] | None = None
+    limit: Annotated[int, Field(ge=1, le=MOST_LISTED)] = MOST_LISTED
+    order: Literal["asc", "desc"] = "desc"
+    after: str = ""
+
+
+class BatchesQuery(ItemsQuery):
+    """The URL parameters of the list of batches."""
+
+
 @dataclass(frozen=True)
 class Operation:
     """One route in the document."""
@@ -189,6 +205,11 @@ def _texts(summary: str, body: Any, reply: Any, gives: tuple[str, ...] = (JSON, 
 
 def _translates(summary: str, body: Any, reply: Any) -> Operation:
     return Operation(summary, body, reply, chosen=ChosenRun, open=True)
+
+
+def _on_both(operations: dict[str, Operation]) -> dict[str, Operation]:
+    """Also of the same paths behind /openai."""
+    return operations | {path.replace("/v1/", "/openai/v1/", 1): each for path, each in operations.items()}
 
 
 RAW = "A batch of raw prompts"
@@ -354,6 +375,23 @@ OPERATIONS = {
     "/openai/v1/models": MODELS,
     "/v1/models/:id": replace(MODEL, reply=ServedModel | AnthropicModel, errors=BOTH),
     "/openai/v1/models/:id": MODEL,
+    **_on_both(
+        {
+            "GET /v1/files": Operation(
+                "The files of requests and answers", reply=FileList, query=(FilesQuery,)
+            ),
+            "POST /v1/files": Operation("A file of requests", FileFields, FileObject, takes=FORM),
+            "GET /v1/files/:id": Operation("A file of requests or answers", reply=FileObject),
+            "DELETE /v1/files/:id": Operation("Delete a file", reply=DeletedFile),
+            "/v1/files/:id/content": Operation("What is in a file", gives=(BYTES,)),
+            "GET /v1/batches": Operation("The batches", reply=BatchList, query=(BatchesQuery,)),
+            "POST /v1/batches": Operation(
+                "Run the requests of a file when nothing else runs", BatchBody, BatchObject
+            ),
+            "/v1/batches/:id": Operation("How far a batch is", reply=BatchObject),
+            "/v1/batches/:id/cancel": Operation("Cancel a batch", reply=BatchObject),
+        }
+    ),
     "/v1/messages": _texts("A conversation, as Anthropic's clients ask", MessagesBody, AnsweredMessage),
     "/v1/messages/count_tokens": _texts(
         "The tokens of such a conversation", CountBody, MessageTokens, gives=(JSON,)

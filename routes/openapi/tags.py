@@ -22,13 +22,18 @@ TAGS = (
         "OpenAI's responses, which are stored and continued.",
         ("/v1/responses", "/openai/v1/responses"),
     ),
+    Tag(
+        "Batch API",
+        "Files of requests that run when nothing else does, as OpenAI's clients send them.",
+        ("/v1/files", "/v1/batches", "/openai/v1/files", "/openai/v1/batches"),
+    ),
     Tag("Anthropic", "Messages, as Anthropic's clients ask.", ("/v1/messages",)),
     Tag("Ollama", "Conversations, texts and models, as Ollama's clients ask.", ("/api",)),
     Tag("Editors", "What stands between two texts.", ("/infill", "/v1/fim", "/FIM")),
     Tag(
         "Batches",
         "Any number of prompts in one request.",
-        ("/v1/batch", "/v2/chat", "/v3", "/big_batch"),
+        ("/v1/batch/", "/v2/chat", "/v3", "/big_batch"),
     ),
     Tag(
         "Translation",

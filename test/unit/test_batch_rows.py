@@ -1,0 +1,222 @@
+"""Batches over a folder, without a server: what is done again, what expires, what is refused."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from rwkv_batch.batches.lines import MOST_LINES, InputLine, check
+from rwkv_batch.batches.records import BatchRecord, RowResult, new_id
+from rwkv_batch.batches.runner import BatchRunner, RowReply
+from rwkv_batch.batches.store import BatchesError, BatchStore, QuotaExceeded, file_of
+
+URL = "/v1/completions"
+OVER = ("completed", "failed", "expired", "cancelled")
+
+
+def request(number: int, **fields) -> bytes:
+    return json.dumps({"custom_id": str(number), "method": "POST", "url": URL, "body": {}} | fields).encode()
+
+
+def upload(store: BatchStore, data: bytes, owner: str = "") -> str:
+    return store.add_file(file_of(owner, "rows.jsonl"), lambda path: path.write_bytes(data)).id
+
+
+def begin(store: BatchStore, rows: int, window: int = 3600) -> str:
+    """A batch of so many rows."""
+    file, now = upload(store, b"\n".join(map(request, range(rows)))), int(time.time())
+    batch = BatchRecord(
+        id=new_id("batch_"),
+        owner="",
+        endpoint=URL,
+        input_file=file,
+        window="1h",
+        created=now,
+        expires=now + window,
+    )
+    store.add_batch(batch)
+    return batch.id
+
+
+class Asked:
+    """Answers rows, and counts how often each has been asked for. `then` is called before an answer.
+
+    `first`: rows from that one on are never answered.
+    """
+
+    def __init__(
+        self, then: Callable[[str], RowReply | None] = lambda name: None, first: int = MOST_LINES
+    ) -> None:
+        self._first = first
+        self.rows: Counter[str] = Counter()
+        self.at_once = self.most = 0
+        self._then = then
+
+    async def __call__(self, line: InputLine, deadline: float, owner: str) -> RowReply:
+        self.rows[line.custom_id] += 1
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        try:
+            await asyncio.sleep(0)
+            if int(line.custom_id) >= self._first:
+                await asyncio.Event().wait()
+            return self._then(line.custom_id) or RowReply(200, "r", {"text": line.custom_id})
+        finally:
+            self.at_once -= 1
+
+
+def run(store: BatchStore, asked: Asked, until: Callable[[], bool], width: int = 4) -> None:
+    """Run batches until this is true."""
+
+    async def serve() -> None:
+        runner = asyncio.create_task(BatchRunner(store, asked, lambda: width, 30).run())
+        while not until():
+            await asyncio.sleep(0.01)
+            assert not runner.done()
+        runner.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await runner
+
+    asyncio.run(asyncio.wait_for(serve(), 30))
+
+
+def over(store: BatchStore, name: str) -> Callable[[], bool]:
+    return lambda: store.batch(name).status in OVER
+
+
+def custom_ids(store: BatchStore, file: str | None) -> list[str]:
+    lines = store.path(file).read_text().splitlines() if file else []
+    return [json.loads(line)["custom_id"] for line in lines]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BatchStore:
+    return BatchStore(tmp_path / "batches")
+
+
+def test_rows_that_are_done_are_not_done_again_by_the_next_process(store: BatchStore):
+    name = begin(store, 40)
+    first = Asked(first=10)
+    run(store, first, lambda: store.batch(name).completed == 10)
+    kept = store.done(name)
+    assert kept == set(range(10))
+    second = Asked()
+    run(store, second, over(store, name))
+    batch = store.batch(name)
+    assert (batch.status, batch.completed, batch.failed) == ("completed", 40, 0)
+    assert not {str(line) for line in kept} & second.rows.keys()
+    assert custom_ids(store, batch.output_file) == [str(i) for i in range(40)]
+    assert first.most <= 4 and batch.error_file is None
+
+
+def test_a_process_that_ends_while_files_are_written_is_followed_by_one_that_writes_them(store: BatchStore):
+    name = begin(store, 5)
+    run(store, Asked(first=4), lambda: len(store.done(name)) == 4)
+    store.put_result(name, RowResult(4, True, '{"custom_id": "4"}'))
+    batch = store.change(name, ("in_progress",), "finalizing")
+    store.write_results(batch, True)
+    asked = Asked()
+    run(store, asked, over(store, name))
+    assert store.batch(name).status == "completed" and not asked.rows
+    assert len([file for file in store.files() if file.purpose == "batch_output"]) == 1
+
+
+def test_rows_are_asked_again_while_the_server_cannot_answer(store: BatchStore):
+    refusals = iter([429, 503, 503])
+
+    def refuse(name: str) -> RowReply | None:
+        return RowReply(status, "r", {"error": {}}) if (status := next(refusals, 0)) else None
+
+    name = begin(store, 2)
+    run(store, Asked(refuse), over(store, name))
+    assert store.batch(name).completed == 2
+
+
+def test_a_row_that_fails_again_and_again_is_an_error(store: BatchStore):
+    asked = Asked(lambda name: RowReply(500, "r", {"error": {}}) if name == "1" else None)
+    name = begin(store, 3)
+    run(store, asked, over(store, name))
+    batch = store.batch(name)
+    assert (batch.status, batch.completed, batch.failed) == ("completed", 2, 1)
+    assert custom_ids(store, batch.error_file) == ["1"] and asked.rows["1"] == 3
+
+
+def test_what_is_left_at_the_end_of_the_window_has_expired(store: BatchStore):
+    name = begin(store, 6, window=3600)
+
+    def late(row: str) -> RowReply | None:
+        if row == "2":
+            store.put_batch(replace(store.batch(name), expires=int(time.time()) - 1))
+        return None if row in "01" else RowReply(503, "r", {})
+
+    run(store, Asked(late), over(store, name))
+    batch = store.batch(name)
+    assert (batch.status, batch.completed, batch.failed) == ("expired", 2, 4)
+    errors = [json.loads(line) for line in store.path(batch.error_file).read_text().splitlines()]
+    assert {each["error"]["code"] for each in errors} == {"batch_expired"}
+    assert custom_ids(store, batch.error_file) == list("2345")
+
+
+def test_a_batch_whose_file_is_gone_has_failed(store: BatchStore):
+    name = begin(store, 2)
+    store.path(store.batch(name).input_file).unlink()
+    run(store, Asked(), over(store, name))
+    assert [error.code for error in store.batch(name).errors] == ["missing_file"]
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", "empty_file"),
+        (b"\xff\xfe", "invalid_json_line"),
+        (b"[]", "invalid_request"),
+        (request(1, custom_id=""), "invalid_custom_id"),
+        (request(1, method="GET"), "invalid_method"),
+        (request(1, body="text"), "invalid_request"),
+        (request(1, url="/v1/models"), "mismatched_endpoint"),
+        (request(1) + b"\n" + request(1), "duplicate_custom_id"),
+        (b"\n".join(map(request, range(MOST_LINES + 1))), "too_many_tasks"),
+    ],
+)
+def test_lines_that_cannot_be_run_have_a_code(data: bytes, code: str):
+    _, errors = check(data.split(b"\n"), URL)
+    assert [error.code for error in errors] == [code]
+
+
+def test_files_have_a_quota_and_old_ones_go(tmp_path: Path):
+    store = BatchStore(tmp_path, quota=100)
+    first = upload(store, b"x" * 60)
+    with pytest.raises(QuotaExceeded, match="delete some"):
+        upload(store, b"x" * 60)
+    assert [file.id for file in store.files()] == [first] and not list(tmp_path.glob("*.part"))
+    store.expire(days=30)
+    assert store.file(first)
+    store.expire(days=-1)
+    assert store.file(first) is None and not store.path(first).exists()
+    upload(store, b"x" * 60)
+
+
+def test_what_a_batch_under_way_needs_is_kept(store: BatchStore):
+    name = begin(store, 2)
+    store.expire(days=-1)
+    assert store.batch(name) and store.file(store.batch(name).input_file)
+    run(store, Asked(), over(store, name))
+    store.expire(days=-1)
+    assert store.batch(name) is None and store.files() == []
+
+
+def test_what_belongs_to_a_key_is_listed_for_it(store: BatchStore):
+    mine, other = upload(store, b"{}", "me"), upload(store, b"{}", "you")
+    assert [file.id for file in store.files("me")] == [mine]
+    assert [file.id for file in store.files()] == [other, mine]
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BatchesError, match="--batch-dir"):
+        BatchStore(tmp_path / "file")

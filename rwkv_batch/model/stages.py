@@ -3,28 +3,38 @@
 The first stage has the embedding, the last one the head. What a stage gives the next one is `Activations`.
 """
 
+import math
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.torch_model import PackedBatch, PackedForward, TorchModel
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.ops.low_rank import LowRankAdapter
 from rwkv_batch.ops.torch_ops import PackedRows
 from rwkv_batch.state.staged import StagedStates
 
+LAYER_SQUARES = 12  # weights of a layer, in squares of the width
 
-def layers_of_stages(layers: int, stages: int) -> list[range]:
-    """Consecutive layers for each stage, as equal in number as they can be, the first ones with more.
 
-    The last stage has the head besides. Raises DeviceError if there are fewer layers than stages.
+def layers_of_stages(checkpoint: Checkpoint, stages: int) -> list[range]:
+    """Consecutive layers for each stage, so that all have about as many weights.
+
+    The first stage has the embedding besides, and the last one the head: each counts as the layers that have
+    as many weights. Raises DeviceError if there are fewer layers than stages.
     """
+    layers = checkpoint.layers
     if layers < stages:
         raise DeviceError(f"{layers} layers cannot be divided over {stages} devices; name fewer")
-    sizes = [layers // stages + (stage < layers % stages) for stage in range(stages)]
-    return [range(first, last) for first, last in pairwise([0, *accumulate(sizes)])]
+    end = checkpoint.vocab / (LAYER_SQUARES * checkpoint.width)
+    each, borders = (layers + 2 * end) / stages, [0]
+    for stage in range(1, stages):
+        border = math.floor(stage * each - end + 0.5)
+        borders.append(min(max(border, borders[-1] + 1), layers - stages + stage))
+    return [range(first, last) for first, last in pairwise([*borders, layers])]
 
 
 def stage_of(tensor: str, parts: Sequence[range]) -> int:

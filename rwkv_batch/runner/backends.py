@@ -101,7 +101,7 @@ def _create_cuda_runner(
     cuda_model = CUDA_MODELS[checkpoint.family]
     if len(places) > 1:
         models = []
-        parts = layers_of_stages(checkpoint.layers, len(places))
+        parts = layers_of_stages(checkpoint, len(places))
         for place, kind, part in zip(places, architectures, parts, strict=True):
             before = allocated_bytes(place)
             models.append(cuda_model(checkpoint, place, kind, config.batch_invariant, few, part))

@@ -68,7 +68,7 @@ def load_model(
         if on_cpu:
             runner = backends.create_runner(weights, places, config)
         else:
-            parts = layers_of_stages(weights.layers, len(places))
+            parts = layers_of_stages(weights, len(places))
             uploaded = UploadedTensors(
                 weights, place, None if reads else progress, lambda name: places[stage_of(name, parts)]
             )

@@ -65,7 +65,7 @@ class TorchRunner:
             give_freed_memory_back()
         stages = [
             model(checkpoint, place, self.dtype, invariant, kernels, part)
-            for place, part in zip(devices, layers_of_stages(checkpoint.layers, len(devices)), strict=True)
+            for place, part in zip(devices, layers_of_stages(checkpoint, len(devices)), strict=True)
         ]
         self.model: PackedForward = StagedModel(stages) if len(stages) > 1 else stages[0]
         self.model.make_room(adapters.slots)
@@ -77,7 +77,7 @@ class TorchRunner:
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
         shape, of_devices = self.model.checkpoint, Counter[torch.device]()
-        parts = layers_of_stages(shape.layers, len(self.devices))
+        parts = layers_of_stages(shape, len(self.devices))
         for device, part in zip(self.devices, parts, strict=True):
             of_devices[device] += self._stage_bytes(len(part), rows + idle_slots, prefill_tokens + rows)
         of_devices[self.device] += logits_bytes(shape, rows, SCORED_AT_ONCE, torch.float32, self.device)

@@ -94,7 +94,7 @@ def in_stages(
     late: bool = False,
 ) -> Runner:
     kind = CUDA_MODELS[checkpoint.family]
-    parts = layers_of_stages(checkpoint.layers, stages)
+    parts = layers_of_stages(checkpoint, stages)
     models = [
         kind(checkpoint, gpu, None, invariant, False, part)
         for gpu, part in zip(GPUS[:stages], parts, strict=True)

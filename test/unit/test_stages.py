@@ -1,11 +1,14 @@
 """A model in stages is the model on one device: logits and states are the same, bit for bit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from checkpoints import tiny
 
 from bench.make_checkpoint import random_checkpoint, random_rwkv6, random_rwkv7a
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
+from rwkv_batch.model.stages import layers_of_stages
 from rwkv_batch.ops.cpu import binding
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.ops.low_rank import readout_adapter
@@ -93,3 +96,19 @@ def test_a_model_that_begins_in_a_state_does_so_in_every_stage():
 def test_more_devices_than_layers_are_refused():
     with pytest.raises(DeviceError, match="2 layers cannot be divided over 3 devices"):
         runner_of(tiny(2), 3, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "vocab", "stages", "sizes"),
+    [
+        (32, 4096, 65536, 2, [16, 16]),
+        (32, 4096, 65536, 3, [10, 12, 10]),  # the ends have a table of one and a third layers each
+        (12, 768, 65536, 4, [1, 5, 5, 1]),
+        (5, 128, 512, 2, [3, 2]),
+        (3, 64, 65536, 3, [1, 1, 1]),
+    ],
+)
+def test_embedding_and_head_count_as_layers(layers, width, vocab, stages, sizes):
+    checkpoint = replace(tiny(), layers=layers, width=width, vocab=vocab)
+    parts = layers_of_stages(checkpoint, stages)
+    assert [len(part) for part in parts] == sizes and [n for part in parts for n in part] == [*range(layers)]

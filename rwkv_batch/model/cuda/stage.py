@@ -4,7 +4,7 @@ A stage that is not the first begins with what the one before it has left of the
 for a step is what one GPU does for it, in the same order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -101,8 +101,11 @@ class Stage:
         self._given: dict[int, tuple[Tensor, np.ndarray]] = {}  # tokens and slots [2, size], by size
         self._late: LateWork | None = None
 
-    def capture(self, late: bool) -> None:
-        """Capture all graphs. late: `improve` does, and steps do without until then."""
+    def capture(self, late: bool, changed: Callable[[int], None]) -> None:
+        """Capture all graphs. late: `improve` does, and steps do without until then.
+
+        changed: called with a number of tokens whose GEMMs run by other methods from then on.
+        """
         model, timed = self.model, decode_sizes(self._most_rows)
         timed = [*timed, *(size for size in PREFILL_SIZES if size <= MEASURED_TOKENS)]
         if model.tuner and not late:
@@ -113,11 +116,16 @@ class Stage:
             ladders.append(self._prefills[adapted])
         for ladder in ladders:
             ladder.capture_later() if late else ladder.capture_all(progress=True)
-        self._late = LateWork(ladders, model.tuner, timed) if late else None
+        self._late = LateWork(ladders, model.tuner, timed, changed) if late else None
 
     def improve(self, idle: bool) -> bool:
         """Do a piece of what `capture` has left for later; see LateWork.piece."""
         return self._late is not None and self._late.piece(idle)
+
+    def forget(self, tokens: int) -> None:
+        """Graphs of so many are captured again, as another stage has found better methods."""
+        if self._late:
+            self._late.forget(tokens)
 
     def pass_on(self, rows: StageRows, given: HandedOn | None) -> HandedOn:
         """Queue the layers of a stage that is not the last. The next step overwrites what is returned.

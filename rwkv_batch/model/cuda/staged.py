@@ -4,7 +4,7 @@ The first one has the embedding, the last one the head. Each runs on the current
 one works on some rows while the next works on those before them.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -34,6 +34,7 @@ class StagedCuda:
         for model in models[:-1]:
             model.tune_as(models[-1])
         self._stages: list[Stage] = []
+        self._turns: deque[Stage] = deque()  # of `improve`
         self._handovers: list[Handover] = []
 
     @property
@@ -75,15 +76,17 @@ class StagedCuda:
         # The last one first, as it measures for all.
         for stage in reversed(self._stages):
             with torch.cuda.device(stage.model.device), torch.inference_mode():
-                stage.capture(late)
+                stage.capture(late, self._forget_others)
+        self._turns.extend(self._stages)
         return StagedStates(parts)
 
     @torch.inference_mode()
     def improve(self, idle: bool) -> bool:
-        """Do a piece of what `allocate` has left for later."""
-        for stage in self._stages:
-            with torch.cuda.device(stage.model.device):
-                if stage.improve(idle):
+        """Do a piece of what `allocate` has left for later, of the stages in turn."""
+        for _ in self._stages:
+            self._turns.rotate(1)
+            with torch.cuda.device(self._turns[0].model.device):
+                if self._turns[0].improve(idle):
                     return True
         return False
 
@@ -125,6 +128,12 @@ class StagedCuda:
         logits = self.run(rows)[0].float()
         states.flush(slots)
         return logits
+
+    def _forget_others(self, tokens: int) -> None:
+        """The last stage has found other methods for so many tokens, which all run by."""
+        for stage in self._stages[:-1]:
+            with torch.cuda.device(stage.model.device):
+                stage.forget(tokens)
 
     def _parcel_bytes(self, rows: int, most_tokens: int) -> int:
         width, tokens = self.checkpoint.width, max(rows, most_tokens, prefill_sizes(most_tokens)[-1])

@@ -6,7 +6,7 @@ captured again.
 """
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 from rwkv_batch.model.cuda.steps.graphs import GraphLadder
@@ -38,9 +38,14 @@ class LateWork:
     """Over ladders of graphs, and the numbers of tokens `timed` by a tuner. Pieces come between two steps."""
 
     def __init__(
-        self, ladders: Sequence[GraphLadder[Any, Any]], tuner: Tuner | None = None, timed: Sequence[int] = ()
+        self,
+        ladders: Sequence[GraphLadder[Any, Any]],
+        tuner: Tuner | None = None,
+        timed: Sequence[int] = (),
+        changed: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._ladders, self._tuner, self._timed = ladders, tuner, timed
+        """changed: called with a number of tokens whose GEMMs run by other methods from now on."""
+        self._ladders, self._tuner, self._timed, self._changed = ladders, tuner, timed, changed
         self._measuring: tuple[int, dict[str, str], Generator[None, None, None]] | None = None
         self._failed = False
         self._captured = {False: False, True: False}  # all that there are, by whether rows run then
@@ -65,6 +70,12 @@ class LateWork:
         if self._measuring:
             self._measuring[2].close()
             self._measuring = None
+
+    def forget(self, tokens: int) -> None:
+        """The graphs of so many are captured again, as their launches are others."""
+        self._captured = {False: False, True: False}
+        for ladder in self._ladders:
+            ladder.forget(tokens)
 
     def _capture(self, idle: bool) -> bool:
         if self._captured[idle]:
@@ -96,7 +107,6 @@ class LateWork:
         if next(pieces, self) is self:
             self._measuring = None
             if self._tuner.methods(tokens) != before:
-                self._captured = {False: False, True: False}
-                for ladder in self._ladders:
-                    ladder.forget(tokens)
+                self.forget(tokens)
+                self._changed(tokens)
         return True

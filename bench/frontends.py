@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -36,13 +37,18 @@ from rwkv_batch.wire.codec import decode_to_engine, encode
 from rwkv_batch.wire.protocol import Accepted, Cancel, Event, GenerateRequest, Progress, RowDelta
 from rwkv_batch.wire.supervision import EngineInfo, Ping, Serving, Stop
 
-WORD, ROWS = " word", 4096
+ROWS = 4096
 FEW, MANY = 4, 256  # tokens of a request of the first measurement, and of a stream
 PATH = "/v1/completions"
 LUA = """wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
 wrk.body = %s
 """
+
+
+def word_of(prompt: str | list[int]) -> str:
+    """Each token of an answer to it. Answers to other prompts have other words."""
+    return f" {zlib.crc32(str(prompt).encode()):08x}"
 
 
 class Answers:
@@ -52,13 +58,14 @@ class Answers:
         self._running: dict[str, tuple[int, Progress, Progress]] = {}  # steps left, a step, the last
 
     def add(self, request: GenerateRequest) -> list[Event]:
-        rows = range(len(request.prompts) * request.n)
+        words = [word_of(prompt) for prompt in request.prompts for _ in range(request.n)]
+        rows = dict(zip(request.row_numbers or range(len(words)), words, strict=True))
         accepted = Accepted(request.id, [1] * len(request.prompts), [0] * len(request.prompts))
         if not request.flush_tokens:
-            text = WORD * request.max_tokens
-            done = [RowDelta(row, text, request.max_tokens, "length") for row in rows]
+            count = request.max_tokens
+            done = [RowDelta(row, word * count, count, "length") for row, word in rows.items()]
             return [accepted, Progress(request.id, done)]
-        step = Progress(request.id, [RowDelta(row, WORD, 1) for row in rows])
+        step = Progress(request.id, [RowDelta(row, word, 1) for row, word in rows.items()])
         last = Progress(request.id, [RowDelta(row, "", 0, "length") for row in rows])
         self._running[request.id] = request.max_tokens, step, last
         return [accepted]
@@ -156,13 +163,16 @@ class Host:
         self._process.wait()
         self._scratch.cleanup()
 
+    def processes(self) -> dict[str, int]:
+        """Of engines and front ends by their names, those that were started last."""
+        started = r"((?:engine|frontend)\S*) started as process (\d+)"
+        return {name: int(pid) for name, pid in re.findall(started, self._log.read_text(encoding="utf-8"))}
+
     def cpu_seconds(self) -> dict[str, float]:
         """Of the busiest engine and of the busiest front end, so far."""
         tick, found = os.sysconf("SC_CLK_TCK"), {"engine": 0.0, "frontend": 0.0}
-        started = re.findall(
-            r"(engine|frontend)\S* started as process (\d+)", self._log.read_text(encoding="utf-8")
-        )
-        for kind, pid in started:
+        for name, pid in self.processes().items():
+            kind = name.partition("-")[0]
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             found[kind] = max(found[kind], (int(fields[11]) + int(fields[12])) / tick)
         return found
@@ -205,10 +215,10 @@ def check(host: Host) -> None:
     """That an answer is what the engine has said, whole and streamed."""
     body = {"model": "fake", "prompt": "Hi", "max_tokens": FEW}
     reply = httpx.post(host.url + PATH, json=body).raise_for_status().json()
-    assert reply["choices"][0]["text"] == WORD * FEW, reply
+    assert reply["choices"][0]["text"] == word_of("Hi") * FEW, reply
     with httpx.stream("POST", host.url + PATH, json=body | {"stream": True}) as streamed:
         events = [line.removeprefix("data: ") for line in streamed.iter_lines() if line.startswith("data: {")]
-    assert "".join(c["text"] for e in events for c in json.loads(e)["choices"]) == WORD * FEW, events
+    assert "".join(c["text"] for e in events for c in json.loads(e)["choices"]) == word_of("Hi") * FEW, events
 
 
 def main(arguments: list[str]) -> int:

@@ -414,7 +414,7 @@ def _password(parser: argparse.ArgumentParser, name: str, about: str) -> None:
     """A flag for a password, and one for the file that has it, as others see the flags of a process."""
     either = parser.add_mutually_exclusive_group()
     either.add_argument(name, metavar="W", help=about)
-    file = "the file that holds it, one line; other users of the machine see the flags of a process"
+    file = f"a file whose one line is {name}; other users of the machine see the flags of a process"
     place = name.removeprefix("--").replace("-", "_")
     either.add_argument(f"{name}-file", type=secret, dest=place, metavar="FILE", help=file)
 

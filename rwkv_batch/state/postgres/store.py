@@ -31,6 +31,7 @@ from rwkv_batch.state.entries import (
 from rwkv_batch.state.jobs import Report
 from rwkv_batch.state.log import turn_ids
 from rwkv_batch.state.log.protocol import CommitQueue, Committed, Outcome, Wanted
+from rwkv_batch.state.log.recent import RecentReads
 from rwkv_batch.state.log.writer import Writer
 from rwkv_batch.state.postgres import rows, schema
 from rwkv_batch.state.postgres.changes import GroupChanges
@@ -43,7 +44,6 @@ from rwkv_batch.state.postgres.connection import (
     with_waits,
 )
 from rwkv_batch.state.postgres.image_index import ImageIndex
-from rwkv_batch.state.postgres.recent import RecentReads
 from rwkv_batch.state.sql.tables import id_of_model
 
 PATIENCE = 30.0  # seconds that an outage may last before what needs the database fails

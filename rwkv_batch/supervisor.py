@@ -19,10 +19,11 @@ from pathlib import Path
 from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig, is_url, on_each
 from rwkv_batch.logs import begin_logging
 from rwkv_batch.ops.compiled.bytecode import keep_bytecode
-from rwkv_batch.ops.cuda.context import prepare_context
+from rwkv_batch.ops.cuda.context import pci_address, prepare_context
 from rwkv_batch.ops.torch_libraries import loading_libraries
 from rwkv_batch.processes.changes import ChangeQueue
 from rwkv_batch.processes.child import Child
+from rwkv_batch.processes.cores import stay_near
 from rwkv_batch.processes.databases import Databases
 from rwkv_batch.processes.folder import SOCKET, NoFolder, runtime_folder
 from rwkv_batch.processes.limits import TooFewFiles, allow_open_files
@@ -65,6 +66,8 @@ def run_engine(
     if configs[0].replicas > 1:  # which share the cores, unless somebody has divided them already
         threads = max(1, len(os.sched_getaffinity(0)) // configs[0].replicas)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        first = configs[0].device.partition(",")[0]
+        stay_near(configs[0].place, None if first == "cpu" else pci_address(first) or "unknown")
     # oneDNN keeps what it makes for every shape of a product; batches have hundreds of shapes, and making one
     # anew costs nothing. Torch reads both when it is imported.
     os.environ |= {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}

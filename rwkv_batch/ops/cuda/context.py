@@ -35,6 +35,23 @@ def count_gpus() -> int:
     return 0
 
 
+def pci_address(device: str) -> str | None:
+    """Of an NVIDIA GPU, such as 0000:3b:00.0. device: as of EngineConfig. None: it is none, or not known."""
+    kind, _, index = device.partition(":")
+    handle, text = ctypes.c_int(), ctypes.create_string_buffer(32)
+    if kind != "cuda" or not (index or "0").isdecimal():
+        return None
+    with suppress(OSError, AttributeError):
+        driver = ctypes.CDLL(DRIVER)
+        if (
+            driver.cuInit(0) == 0
+            and driver.cuDeviceGet(ctypes.byref(handle), int(index or 0)) == 0
+            and driver.cuDeviceGetPCIBusId(text, len(text), handle) == 0
+        ):
+            return text.value.decode()
+    return None
+
+
 def _make(index: int) -> None:
     handle, context = ctypes.c_int(), ctypes.c_void_p()
     with suppress(OSError, AttributeError):  # no driver

@@ -334,10 +334,10 @@ def test_engines_still_store_when_the_supervisor_has_died(host: ThreadHost) -> N
 
 def test_one_that_no_engine_needs_any_more_ends(host: ThreadHost) -> None:
     with Pair(host) as (one, two):
-        host.die_before_answering()
+        host.lose_the_next_answer()
         name = one.turn("a", [1], wait=False)
         host.unused = 0.0
-        host.start_again()
+        host.answer_again()
         assert one.wait(name).error is None
         two.turn("a", [2])
     for store in host.stores:
@@ -348,7 +348,7 @@ def test_one_that_no_engine_needs_any_more_ends(host: ThreadHost) -> None:
 def test_what_cannot_be_stored_fails_at_once_and_is_stored_when_it_can(host: ThreadHost) -> None:
     with Pair(host) as (one, two):
         one.turn("a", [1])
-        host.die_before_answering()
+        host.lose_the_next_answer()
         names = [one.turn("a", [2], wait=False)]
         host.join()
         names.append(two.turn("b", [3], wait=False))
@@ -356,7 +356,7 @@ def test_what_cannot_be_stored_fails_at_once_and_is_stored_when_it_can(host: Thr
         errors = [str(each.wait(name).error) for each, name in zip((one, two), names, strict=True)]
         assert errors[0] == f"The disk has gone. {UNKNOWN}", "it was sent to the process before"
         assert errors[1].startswith("The disk has gone.")
-        host.start_again()
+        host.answer_again()
         two.turn("a", [4])
         assert one.look("a") == two.look("a") == seen(1, 2, 4)
 
@@ -364,11 +364,11 @@ def test_what_cannot_be_stored_fails_at_once_and_is_stored_when_it_can(host: Thr
 def test_what_nobody_stores_for_long_fails(host: ThreadHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "SILENCE", 0.1)
     with Pair(host) as (one, _):
-        host.die_before_answering()
+        host.lose_the_next_answer()
         name = one.turn("a", [1], wait=False)
         host.join()
         assert str(one.wait(name).error) == f"{link.SILENT} {UNKNOWN}"
-        host.start_again()
+        host.answer_again()
         one.turn("b", [2])
 
 

@@ -9,7 +9,10 @@ With --engines, so many pools in processes of their own take turns on the sessio
 crash is kill -9 or SIGSTOP of one of them, or of the process that writes for them. After every 50 crashes all
 are killed and the database is checked against what each engine was told.
 
-    python bench/crash_points.py [--points 1000] [--seed 0] [--markdown FILE] [--engines 2,3]
+With --servers the same is done to servers of so many engines, under clients that take turns over HTTP; front
+ends are killed too, and after every 20 crashes the supervisor, and another server tells the histories.
+
+    python bench/crash_points.py [--points 1000] [--seed 0] [--markdown FILE] [--engines 2,3 | --servers 3]
 """
 
 import argparse
@@ -32,9 +35,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test" / "helpers")]
 
 import host_crash  # noqa: E402
 import power_cut  # noqa: E402
+import server_crash  # noqa: E402
 from pool_truth import Checked  # noqa: E402
 from pool_workload import VARIANTS, record  # noqa: E402
 from power_cut import Names  # noqa: E402
+from serving import Server  # noqa: E402
 
 RUNS = 2  # of every variant, each with two recordings
 KINDS: dict[str, Sequence[Names | None]] = {"kill -9": (None,), "power cut": ("synced", "any", "all")}
@@ -42,6 +47,7 @@ COLUMNS = ("variant", "kind", "points", "sessions checked", "images passed over"
 EVENTS = ("kill engine", "kill writer", "stop engine", "stop writer")
 TOLD = ("stored", "refused", "unknown")
 EVENTS_OF_A_ROUND = 50  # on one database
+EVENTS_OF_A_SERVER = 20
 STOP_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0, 40.0)  # how long an engine is stopped
 
 
@@ -102,6 +108,47 @@ def crash_engines(counts: list[int], points: int, seed: int, folder: Path) -> tu
     return table, failures
 
 
+def crash_servers(counts: list[int], points: int, seed: int, folder: Path) -> tuple[list[str], list[str]]:
+    """The same of servers, each of which is started twice for every so many crashes."""
+    kinds = (*server_crash.EVENTS, "kill supervisor")
+    columns = ("engines", *kinds, *(f"turns {name}" for name in TOLD), "longest wait", "failures")
+    table = [f"| {' | '.join(columns)} |", "|" + "---:|" * len(columns)]
+    failures: list[str] = []
+    with tqdm(total=points, unit="crash", disable=None) as bar:
+        for number, engines in enumerate(counts):
+            tally, left = server_crash.CrashTally(), points // len(counts) + (number < points % len(counts))
+            while left:
+                seed += 1
+                events = min(left, EVENTS_OF_A_SERVER)
+                _crash_server(engines, events, seed, folder / f"{seed}.db", tally, bar)
+                left -= events
+            failures += tally.failures
+            numbers = [tally.events[name] for name in kinds] + [tally.turns[name] for name in TOLD]
+            row = engines, *numbers, f"{tally.longest:.2f} s", len(tally.failures)
+            table.append(f"| {' | '.join(map(str, row))} |")
+            print(table[-1], flush=True)
+    return table, failures
+
+
+def _crash_server(
+    engines: int, events: int, seed: int, database: Path, tally: server_crash.CrashTally, bar: tqdm
+) -> None:
+    """The last event is the end of the supervisor."""
+    devices = ["--device", ",".join(["cpu"] * engines), "--frontends", "2", "--max-rows", "4"]
+    flags = [*devices, "--threads", str(engines), "--hung-seconds", "60", "--state-db", str(database)]
+    server = Server(*flags)
+    crashes = server_crash.ServerCrashes(server, seed, STOP_SECONDS, tally)
+    for _ in crashes.run(events - 1):
+        bar.update()
+    server_crash.end_without_supervisor(server)
+    crashes.stop()
+    tally.events["kill supervisor"] += 1
+    bar.update()
+    server = Server(*flags)
+    crashes.check(server)
+    server.stop()
+
+
 def page(rows: list[tuple]) -> str:
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
@@ -135,10 +182,14 @@ def main() -> None:
     parser.add_argument("--operations", type=int, default=120, help="of each recorded process")
     parser.add_argument("--markdown", type=Path, help="file for the result as a page")
     parser.add_argument("--engines", type=lambda text: [int(n) for n in text.split(",")], help="how many")
+    parser.add_argument("--servers", type=lambda text: [int(n) for n in text.split(",")], help="of how many")
     options = parser.parse_args()
-    if options.engines:
+    if options.engines or options.servers:
         folder = Path(tempfile.mkdtemp(prefix="crash-points-"))
-        table, failures = crash_engines(options.engines, options.points, options.seed, folder)
+        crash_many, counts = (
+            (crash_engines, options.engines) if options.engines else (crash_servers, options.servers)
+        )
+        table, failures = crash_many(counts, options.points, options.seed, folder)
         print("\n".join(table))
         if failures:
             sys.exit("\n".join(failures))

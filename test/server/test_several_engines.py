@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from server_crash import CrashTally, ServerCrashes
 from serving import Server, events, until
 
 GREEDY = {"temperature": 0, "alpha_presence": 0, "alpha_frequency": 0, "max_tokens": 20}
@@ -158,6 +159,16 @@ def test_kill_9_of_an_engine_under_load_loses_no_turn(host: Server):
     _same_on_all(host, {"adapter": "capitals"})  # it takes its share again, of what was loaded too
     _same_on_all(host, {"adapter": "late"})
     _same_on_all(host, {"state_id": "pirate"})
+
+
+def test_turns_outlive_random_ends_of_processes(host: Server):
+    tally = CrashTally()
+    crashes = ServerCrashes(host, seed=3, stop_seconds=(0.2, 1.0), tally=tally)
+    assert len([*crashes.run(5)]) == 5
+    crashes.stop()
+    until(lambda: _all_up(host), 60)
+    crashes.check(host)
+    assert tally.failures == [] and tally.turns["stored"] > 0
 
 
 def test_one_that_hangs_is_started_again(host: Server):

@@ -3,13 +3,16 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 from openai import OpenAI
-from serving import Server, until
+from serving import ROOT, Server, until
 
 from rwkv_batch.keys.records import Key, add
 
@@ -225,3 +228,17 @@ def test_processes_that_are_killed_lose_no_row(batching: Server, one: OpenAI):
     ended = over(one, batch.id)
     assert ended.status == "completed" and ended.request_counts.completed == 7
     assert len(read(one, ended.output_file_id)) == 7
+
+
+def test_a_file_runs_without_a_server_and_keeps_what_is_done(tmp_path: Path):
+    """Behind the answers of a run before, of which the last line is cut."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(lines([chat("Japan"), chat("France"), chat("Italy", temperature=9)]))
+    output.write_text('{"custom_id": "row 0", "response": "of before"}\n{"custom_id": "row 1", "resp')
+    command = [sys.executable, "-m", "rwkv_batch.batch", str(source), str(output), "--device", "cpu"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 1 and "2 of 3 rows are answered" in done.stderr, done.stderr
+    first, second = (json.loads(line) for line in output.read_text().splitlines())
+    assert first["response"] == "of before" and "Paris" in json.dumps(second["response"]["body"])
+    (error,) = Path(f"{output}.errors").read_text().splitlines()
+    assert json.loads(error)["custom_id"] == "row 2"

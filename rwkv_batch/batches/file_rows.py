@@ -1,0 +1,57 @@
+"""The rows of one file, whose answers go into another one as they are made."""
+
+import asyncio
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from rwkv_batch.batches.lines import numbered, parse
+from rwkv_batch.batches.runner import Answer, Width, answered
+
+
+def done_in(output: Path) -> set[str]:
+    """The rows that an earlier run has answered; what it has written of a further one is taken away."""
+    if not output.exists():
+        return set()
+    whole, _, rest = output.read_bytes().rpartition(b"\n")
+    if rest:
+        os.truncate(output, len(whole) + 1 if whole else 0)
+    return {msgspec.json.decode(line)["custom_id"] for line in whole.splitlines() if line.strip()}
+
+
+class FileRows:
+    """`total`: rows of the source; `done`: those of them that are not answered again."""
+
+    def __init__(self, source: Path, total: int, done: set[str], output: TextIO, failed: TextIO) -> None:
+        self._source, self.total, self.done = source, total, done
+        self._output, self._failed = output, failed
+        self.errors = 0
+
+    async def run(self, answer: Answer, width: Width, ended: Callable[[], object]) -> None:
+        """Answer those that are left; `ended` is called behind each."""
+
+        async def one(text: bytes) -> None:
+            try:
+                line, succeeded = await answered(parse(text, ""), answer, math.inf, "")
+            finally:
+                width.give()
+            file = self._output if succeeded else self._failed
+            file.write(line + "\n")
+            file.flush()
+            self.errors += not succeeded
+            ended()
+
+        async with asyncio.TaskGroup() as rows:
+            for text in self._left():
+                await width.take()
+                rows.create_task(one(text))
+
+    def _left(self) -> Iterator[bytes]:
+        with open(self._source, "rb") as lines:
+            for _, text in numbered(lines):
+                if parse(text, "").custom_id not in self.done:
+                    yield text

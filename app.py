@@ -18,6 +18,7 @@ from rwkv_batch.config import (
     EngineConfig,
     FrontendConfig,
     LogFormat,
+    MetricNames,
     ProcessConfig,
     ServerConfig,
     WeightsName,
@@ -222,6 +223,12 @@ def command_line() -> argparse.ArgumentParser:
         metavar="FILE",
         help="note each request that runs there, with hashes of its texts and of the line before; "
         "python -m rwkv_batch.audit verifies it (default: none)",
+    )
+    flag(
+        "--metric-names",
+        choices=get_args(MetricNames),
+        help="of /metrics; vllm: those of vLLM where the meaning is the same, as /metrics?names=vllm has "
+        "(default %(default)s)",
     )
     flag(
         "--models",

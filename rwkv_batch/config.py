@@ -15,6 +15,7 @@ IN_MEMORY = ":memory:"  # in place of a database's file: sessions end with the e
 URLS = ("postgresql://", "postgres://")  # what those of databases begin with
 MODEL_NAME = re.compile(r"[\w.-]+")  # that somebody gives to a model
 ChatTemplateName = Literal["auto", "world", "g1", "g1c"]
+MetricNames = Literal["rwkv", "vllm"]
 SamplingProfileName = Literal["default", "open_think", "fake_think", "tools"]
 
 
@@ -155,6 +156,7 @@ class FrontendConfig(ProcessConfig):
     metrics_password: str | None = None  # for /metrics and /stats; None: they take `password`
     keys: str | None = None  # the file of keys, which are taken beside the password; None: there are none
     audit_log: str | None = None  # the file in which requests are noted, chained by hashes; None: in none
+    metric_names: MetricNames = "rwkv"  # of /metrics, unless it is asked for others
     models: str | None = None  # the folder of files that routes may load; None: they load none
     page: bool = True  # whether browsers get a page at /
     protect_translate: bool = False  # whether the password guards translation too

@@ -5,6 +5,7 @@ those of all front ends from their files (routes/http/counts.py), those of the s
 """
 
 import asyncio
+import math
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, zip_longest
 from uuid import uuid4
@@ -17,20 +18,47 @@ from robyn import Response
 from routes.http.access import demand_operator, demand_password
 from routes.http.exchange import HttpRequest, json_response, text_response
 from routes.http.frontend import Frontend
+from routes.http.schemas import RequestBody
 from routes.native.shapes import ServerStats
 from rwkv_batch import __version__
+from rwkv_batch.config import MetricNames
 from rwkv_batch.wire.client import RequestFailed, RequestRejected
 from rwkv_batch.wire.commands import GetMetrics
 from rwkv_batch.wire.host.merging import TIERS, name_of
-from rwkv_batch.wire.metrics import ENGINE, FAMILIES, LABEL, PREFIX, Series
+from rwkv_batch.wire.metrics import ENGINE, FAMILIES, KNOWN, LABEL, PREFIX, Series
 
 ANSWERED_SOON = 5.0  # seconds; Prometheus waits for ten
+# Families that vLLM has with the same meaning.
+LIKE_VLLM = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "num_preemptions",
+    "prompt_tokens",
+    "generation_tokens",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "request_success",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "e2e_request_latency_seconds",
+    "request_queue_time_seconds",
+    "iteration_tokens_total",
+    "lora_requests_info",
+)
+USAGE = "Share of the slots that rows have, in the place of vLLM's cache. 1 is all."
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # what every version of Prometheus reads
+
+
+class MetricsQuery(RequestBody):
+    """The URL parameters of /metrics."""
+
+    names: MetricNames = "rwkv"  # vllm: those of vLLM, where the meaning is the same
 
 
 async def metrics(front: Frontend, http: HttpRequest) -> Response:
     """GET /metrics: always 200 for those who may read it, also while there is no engine. Raises ApiError."""
     _authorize(front, http)
+    names = MetricsQuery.from_json({"names": http.parameter("names") or front.settings.metric_names}).names
     series: list[Series] = []
     if front.models:
         try:
@@ -38,6 +66,10 @@ async def metrics(front: Frontend, http: HttpRequest) -> Response:
             series = (await asyncio.wait_for(asked, ANSWERED_SOON)).metrics
         except (RequestRejected, RequestFailed, TimeoutError):
             series = []
+    if names == "vllm":
+        slots = {name: info.slots / front.client.count for name, info in front.models.items()}
+        found = _Collected([*as_vllm(series, slots)])
+        return text_response(http, generate_latest(found).decode(), MEDIA_TYPE)
     up = _up(series, front.client.count)
     counted = _Collected([*_of_server(front, up), *_of_engine(series)])
     return text_response(http, generate_latest(counted).decode(), MEDIA_TYPE)
@@ -117,7 +149,7 @@ def _of_host(found: Iterable[Series]) -> dict[tuple[str, ...], list[list[float]]
     """The values of each engine, by family and labels."""
     values: dict[tuple[str, ...], list[list[float]]] = {}
     for series in found:
-        labels = series.labels[: len(FAMILIES[series.family].labels)]
+        labels = series.labels[: len(KNOWN[series.family].labels)]
         values.setdefault((series.family, *labels), []).append(series.values)
     return values
 
@@ -151,16 +183,41 @@ def _of_engine(series: list[Series]) -> Iterator[Metric]:
             yield metric
 
 
+def as_vllm(found: Iterable[Series], slots: dict[str, float]) -> Iterator[Metric]:
+    """What vLLM counts too, under its names. slots: of each model in an engine."""
+    made: dict[str, Metric] = {}
+    for series in found:
+        if series.family in LIKE_VLLM:
+            family = KNOWN[series.family]
+            metric = made.setdefault(series.family, Metric(f"vllm:{series.family}", family.help, family.kind))
+            _add(metric, series, _vllm_labels(series))
+        if series.family == "num_requests_running":
+            usage = made.setdefault("usage", Metric("vllm:kv_cache_usage_perc", USAGE, "gauge"))
+            share = series.values[0] / slots.get(series.labels[0], math.inf)
+            usage.add_sample(usage.name, _vllm_labels(series), share)
+    yield from made.values()
+
+
+def _vllm_labels(series: Series) -> dict[str, str]:
+    """There each series has the number of its engine, also where there is one."""
+    labels = _labels(series)
+    return labels | {LABEL: labels.get(LABEL, "0").rpartition("-")[2]}
+
+
 def _metric(name: str) -> Metric:
     """Without samples."""
     return Metric(PREFIX + name, FAMILIES[name].help, FAMILIES[name].kind)
 
 
-def _add(metric: Metric, series: Series) -> None:
+def _labels(series: Series) -> dict[str, str]:
+    names = (*KNOWN[series.family].labels, LABEL)[: len(series.labels)]
+    return dict(zip(names, series.labels, strict=True))
+
+
+def _add(metric: Metric, series: Series, labels: dict[str, str] | None = None) -> None:
     """The samples of a series. Those of a histogram add up from bucket to bucket."""
-    family = FAMILIES[series.family]
-    names = (*family.labels, LABEL)[: len(series.labels)]
-    labels = dict(zip(names, series.labels, strict=True))
+    family = KNOWN[series.family]
+    labels = _labels(series) if labels is None else labels
     if family.kind != "histogram":
         suffix = "_total" if family.kind == "counter" else ""
         metric.add_sample(metric.name + suffix, labels, series.values[0])

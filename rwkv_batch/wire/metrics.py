@@ -120,3 +120,12 @@ ENGINE: dict[str, MetricFamily] = {
     "adapters_loaded": MetricFamily("gauge", "Adapters that requests may name.", MODEL),
 }
 FAMILIES = SERVER | ENGINE
+# What only boards and autoscalers made for vLLM ask for, as a label names adapters.
+OF_VLLM: dict[str, MetricFamily] = {
+    "lora_requests_info": MetricFamily(
+        "gauge",
+        "When this was asked, with the adapters of rows that run and wait.",
+        ("model_name", "running_lora_adapters", "waiting_lora_adapters", "max_lora"),
+    ),
+}
+KNOWN = FAMILIES | OF_VLLM

@@ -197,3 +197,31 @@ def test_the_root_names_models_to_those_who_may_use_them():
     with FrontendProcess(password="all") as process:
         assert "models" not in process.http.get("/").json()
         assert process.http.get("/?password=all").json()["models"] == ["fake-rwkv"]
+
+
+def test_names_of_vllm_where_the_meaning_is_the_same(server):
+    """Also those that no client can ask for by themselves, under --metric-names."""
+    put = server.engine.metrics.append
+    put(Series("num_requests_running", ["fake-rwkv"], [2.0]))
+    put(Series("request_success", ["fake-rwkv", "stop"], [5.0]))
+    put(Series("iteration_tokens_total", ["fake-rwkv"], [1.0, *[0.0] * 15, 3.0]))
+    put(Series("lora_requests_info", ["fake-rwkv", "a,b", "", "4"], [99.0]))
+    put(Series("sessions", ["fake-rwkv", "L1"], [1.0]))
+    samples = parsed(server.http.get("/metrics", params={"names": "vllm"}))
+    model = (("engine", "0"), ("model_name", "fake-rwkv"))
+    assert samples["vllm:num_requests_running", model] == 2
+    assert samples["vllm:kv_cache_usage_perc", model] == 2 / INFO.slots
+    assert samples["vllm:iteration_tokens_total_sum", model] == 3
+    assert samples["vllm:request_success_total", (model[0], ("finished_reason", "stop"), model[1])] == 5
+    assert any("a,b" in dict(labels).values() for name, labels in samples if "lora_requests" in name)
+    assert all(name.startswith("vllm:") and "sessions" not in name for name, _ in samples)
+    assert not any("lora" in name for name, _ in parsed(server.http.get("/metrics")))
+    assert server.http.get("/metrics", params={"names": "tgi"}).status_code == 400
+
+
+def test_a_server_can_have_the_names_of_vllm_by_default():
+    with FrontendProcess(metric_names="vllm") as process:
+        process.engine.metrics.append(Series("num_requests_waiting", ["fake-rwkv", "engine-1"], [3.0]))
+        samples = parsed(process.http.get("/metrics"))
+        assert samples == {("vllm:num_requests_waiting", (("engine", "1"), ("model_name", "fake-rwkv"))): 3}
+        assert "rwkv:restarts_total" in process.http.get("/metrics?names=rwkv").text

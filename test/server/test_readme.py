@@ -54,7 +54,8 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
     "/v1/files": ['"object":"list"'],
     "/health": ["ready"],
     "/health/live": ['{"status":"live"}', '{"status":"ready"}'],
-    "/metrics": ['rwkv:num_requests_running{model_name="rwkv7-demo"}', '"avg_batch_size"'],
+    "names=vllm": ['vllm:kv_cache_usage_perc{engine="0",model_name="rwkv7-demo"} 0.0'],
+    "/metrics\n": ['rwkv:num_requests_running{model_name="rwkv7-demo"}', '"avg_batch_size"'],
 }
 
 

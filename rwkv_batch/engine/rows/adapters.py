@@ -176,6 +176,11 @@ class Adapters:
                 adapter.slot = None
         return 1
 
+    @property
+    def most(self) -> int:
+        """How many run at once."""
+        return len(self._slots)
+
     def has_slot(self, row: Row) -> bool:
         """Whether the row's adapter is on the device, brought there if no running row needs a slot."""
         adapter = row.life.adapter

@@ -1,6 +1,7 @@
 """What the engines of a process have counted, as the series of metrics that front ends ask for."""
 
 from collections.abc import Iterable
+from time import time
 
 import torch
 
@@ -10,7 +11,7 @@ from rwkv_batch.engine.metrics.histogram import Histogram
 from rwkv_batch.engine.scheduling.row import Row
 from rwkv_batch.ops import device as devices
 from rwkv_batch.state.entries import Status
-from rwkv_batch.wire.metrics import ENGINE, Series
+from rwkv_batch.wire.metrics import KNOWN, Series
 
 OUTCOMES = ("accepted", "overloaded", "invalid", "not_found", "failed")  # of requests
 REASONS = ("stop", "length", "abort", "error", "paused")  # that end rows
@@ -41,7 +42,7 @@ class Figures:
     def counters(self) -> "Figures":
         """Without gauges: what stays when an engine ends."""
         kept = Figures()
-        kept._values = {key: v for key, v in self._values.items() if ENGINE[key[0]].kind != "gauge"}
+        kept._values = {key: v for key, v in self._values.items() if KNOWN[key[0]].kind != "gauge"}
         return kept
 
 
@@ -84,6 +85,10 @@ def of_engine(name: str, engine: Engine) -> Figures:
     }
     for family, value in numbers.items():
         put(family, name, value=value)
+    if engine.adapters.most:
+        waiting = (row for row in engine.scheduler.rows() if row.slot is None)
+        names = _adapters(engine.scheduler.running.values()), _adapters(waiting)
+        put("lora_requests_info", name, names[0], names[1], str(engine.adapters.most), value=time())
     for outcome in OUTCOMES:
         put("requests", name, outcome, value=counts.requests[outcome])
     for reason in REASONS:
@@ -108,6 +113,11 @@ def of_sessions(name: str, status: Status) -> Figures:
     for tier, count in (("L1", status.l1), ("L2", status.l2), ("L3", deeper)):
         figures.put("sessions", name, tier, value=count)
     return figures
+
+
+def _adapters(rows: Iterable[Row]) -> str:
+    """The names of their adapters, separated by commas."""
+    return ",".join(sorted({row.request.adapter for row in rows if row.request.adapter}))
 
 
 def _rows(rows: Iterable[Row]) -> int:

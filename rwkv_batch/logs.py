@@ -36,6 +36,6 @@ def begin_logging(level: str, form: str = "text", process: str = "") -> None:
 
 
 def _when(seconds: float) -> str:
-    """As RFC 3339 writes it, with milliseconds."""
+    """A time in the form of RFC 3339, with milliseconds."""
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     return f"{whole}.{int(seconds * 1000) % 1000:03d}Z"

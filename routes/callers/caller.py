@@ -118,7 +118,7 @@ class EngineWork:
 
 
 class HashedWork(EngineWork):
-    """The same, with hashes of texts."""
+    """What one request has had done, with hashes of its prompts and answers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -183,7 +183,7 @@ class CallerWire:
         return replace(turn, request=request, **mine)
 
     def _owned(self, name: str) -> str:
-        """As the engine knows it. What a paused request has stored is so already."""
+        """The name by which the engine knows it; one in a paused request is that already."""
         owner, _ = owner_and_name(name)
         if owner and owner != self._caller.owner and self._caller.role is not Role.OPERATOR:
             raise RuntimeError("a key asks for what belongs to another one")

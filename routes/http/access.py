@@ -58,7 +58,7 @@ def refuse_ended(http: HttpRequest) -> None:
 
 
 def demand_operator(front: Frontend, http: HttpRequest, body: Json | None = None) -> None:
-    """The same for the password, or the key of an admin. Raises ApiError 403 for other keys."""
+    """Raises ApiError 401 without the password or a key, 403 for a key that is not an admin's."""
     demand_access(front, http, body)
     http.caller.demand_operator()
 

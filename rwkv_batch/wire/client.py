@@ -303,7 +303,7 @@ class Client:
         return None
 
     def may_change(self) -> None:
-        """See Wire; a single engine is asked without it."""
+        """Return at once: a single engine is asked without it. See Wire."""
 
     def fail_all(self, message: str, gone: bool = False) -> None:
         """The engine is gone: everything in flight fails.

@@ -356,6 +356,18 @@ def test_no_two_classes_share_a_name():
     assert_none(shared)
 
 
+def test_a_docstring_begins_with_a_sentence_that_is_whole_by_itself():
+    """Not with one that goes on from the name: "As X does", "See X", "The same with Y"."""
+    documented = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    assert_none(
+        f"{name_of(file)}:{node.lineno} {text.splitlines()[0]}"
+        for file in files(*PRODUCT)
+        for node in nodes(file)
+        if isinstance(node, documented) and (text := ast.get_docstring(node))
+        if re.match(r"(As|See|The same)\b", text)
+    )
+
+
 @pytest.mark.parametrize("kernel", files("cuda", suffixes=(".cu",)), ids=lambda file: file.stem)
 def test_a_kernel_names_its_test(kernel):
     """The header names test/kernels/test_NAME.py; kernels whose names begin with NAME may share it."""

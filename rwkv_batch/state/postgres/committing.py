@@ -1,7 +1,7 @@
 """Transactions: all groups of operations in one, so that each is carried out once, or not at all.
 
 As a rule all groups are turns of sessions that go on where they ended. These are stored together, in two
-round trips (`_append`). Whatever else there is in a group is carried out operation by operation.
+round trips (`_append`). All else in a group is carried out operation by operation.
 
 A connection may be lost while a transaction is being committed. So each notes its number under the id of its
 writer: the next connection looks there, and waits for the end of the one before, which holds that row.

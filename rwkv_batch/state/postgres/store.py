@@ -149,7 +149,7 @@ class PostgresStore:
         """PostgreSQL does that itself."""
 
     def restart(self) -> None:
-        """See SessionStore. Raises StoreError."""
+        """Raises StoreError: no other database takes its place."""
         raise StoreError("A database in PostgreSQL is not replaced by a server.")
 
     def size(self) -> int:

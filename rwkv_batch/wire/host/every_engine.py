@@ -139,7 +139,7 @@ class EveryEngine:
         return await self._those(dict.fromkeys(self._ready(getattr(command, "to_model", "")), command))
 
     async def _those(self, commands: Mapping[int, Command]) -> list[tuple[int, CommandReply]]:
-        """The same of these engines, each of which has its command."""
+        """What these engines answer, each to its command. See `_all`."""
         answers = await asyncio.gather(
             *(self._one(engine, command) for engine, command in commands.items()), return_exceptions=True
         )

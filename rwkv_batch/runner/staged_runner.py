@@ -205,7 +205,7 @@ class StagedRunner:
         self.sampler.prepare(drawing)
         ids = self.sampler.sample_async(logits, fed.slots, masks=masks, feed=self._feeds[-1])
         if len(self._drawn) == TURNS:
-            self._record_drawn(self._drawn[0][1])
+            self._record_oldest(1)
         self._drawn.append((self._back.send([ids, fed.slots]), frozenset(drawing)))
         tops = batch.top_logprobs
         if not tops:
@@ -219,7 +219,11 @@ class StagedRunner:
 
         Its stream waits for the last stage to draw it, so this comes as late as can be.
         """
-        count = max((i + 1 for i, (_, of) in enumerate(self._drawn) if not of.isdisjoint(slots)), default=0)
+        self._record_oldest(
+            max((i + 1 for i, (_, of) in enumerate(self._drawn) if not of.isdisjoint(slots)), default=0)
+        )
+
+    def _record_oldest(self, count: int) -> None:
         with torch.cuda.device(self.devices[0]) if count else nullcontext():
             for _ in range(count):
                 parcel, _ = self._drawn.popleft()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Replicas on the GPUs of a host: what n of them serve, next to one.
+"""Replicas on the GPUs of a host, or one model in stages on them: what n GPUs serve, next to one.
 
-    python bench/several_gpus.py [--gpus 1 2 4] [--divide 1] -- --model-path m7.2b.pth
+    python bench/several_gpus.py [--gpus 1 2 4] [--divide 1] [--stages] -- --model-path m7.2b.pth
 
 For each number of GPUs a server is started, with an engine on each, and loaded with n times what one gets:
-streams, many prompts in one request, turns of sessions, random arrivals. With several GPUs an engine is
-killed under load at the end. Prints a table; exit code 1 if a load fails.
+streams, many prompts in one request, turns of sessions, random arrivals. Where there are several engines one
+is killed under load at the end. Prints a table; exit code 1 if a load fails.
 """
 
 import argparse
@@ -96,7 +96,10 @@ def measure_all(gpus: int, options: argparse.Namespace) -> bool:
     fine = True
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        flags = ["--device", devices, "--log-level", "INFO", *options.app_flags]
+        place = (
+            ["--pp-devices", f"[{devices.replace('cuda:', '')}]"] if options.stages else ["--device", devices]
+        )
+        flags = [*place, "--log-level", "INFO", *options.app_flags]
         began = time.monotonic()
         server = Server(flags, folder)
         try:
@@ -107,7 +110,7 @@ def measure_all(gpus: int, options: argparse.Namespace) -> bool:
             rate = max(1, ARRIVALS * gpus // options.divide)
             print(figures_row(gpus, f"{rate} arrivals/s", arrivals(server.url, rate, folder)), flush=True)
             print(turns(server.url, max(2, SESSIONS * gpus // options.divide)), flush=True)
-            if gpus > 1:
+            if gpus > 1 and not options.stages:
                 case = times(STREAMS, gpus, options.divide)
                 print(f"An engine is killed under {case.name}:")
                 print(killed_under_load(server, case, folder), flush=True)
@@ -126,6 +129,7 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, nargs="+", help="default: 1, 2, 4, 8 as far as there are")
     parser.add_argument("--divide", type=int, default=1, metavar="N", help="all loads N times smaller")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: engines without GPUs")
+    parser.add_argument("--stages", action="store_true", help="one engine, whose layers they divide")
     argv = sys.argv[1:]
     at = argv.index("--") if "--" in argv else len(argv)
     options = parser.parse_args(argv[:at])

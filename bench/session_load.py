@@ -23,11 +23,12 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 
@@ -263,51 +264,58 @@ def translations(options: argparse.Namespace, page: Page) -> None:
         page.add(f"{options.texts} generated texts: marks and terms whole in {whole}", *wrong[:9], "")
         texts, terms = paragraphs(options.clients * options.each)
         page.add(
-            f"{len(texts)} texts, {sum(any(t in x for t in terms) for x in texts)} of them with terms:",
+            f"{len(texts)} texts, {sum(any(t in x for t in terms) for x in texts)} of them with terms; "
+            f"clients with one text at a time, and requests of {options.clients} texts:",
             "",
-            "| round | one request, tokens/s | clients, one text at a time, tokens/s | share | clients, s "
-            f"| with terms, s | costs | one request with {options.clients}, s | with terms, s | costs "
-            "| tokens, with terms |",
+            "| round | one request, tokens/s | clients, tokens/s | share | clients, s | with terms, times "
+            "| of CPU | one request, s | with terms, times | of CPU | of tokens |",
             "|---|---|---|---|---|---|---|---|---|---|---|",
         )
         rounds = [
             translation_round(http, url, options.clients, texts, terms) for _ in range(options.rounds + 1)
         ]
         for number, each in enumerate(rounds[1:], 1):  # the first one warms up
-            page.add(f"| {number} | " + " | ".join(each.values()) + " |")
-        medians = [statistics.median(float(each[name]) for each in rounds[1:]) for name in RATIOS]
-        page.add("", *(f"{name}: median {value:.3g}" for name, value in zip(RATIOS, medians, strict=True)))
+            page.add(f"| {number} | " + " | ".join(f"{value:.3g}" for value in each.values()) + " |")
+        medians = [statistics.median(each[name] for each in rounds[1:]) for name in rounds[0]]
+        page.add("| median | " + " | ".join(f"{value:.3g}" for value in medians) + " |")
 
 
-RATIOS = ("share", "with terms, by clients", "with terms, in one request", "tokens with terms")
+class Spent(NamedTuple):
+    """What something has taken."""
+
+    seconds: float
+    cpu: float  # seconds, of all processes that this one has started
+    tokens: int  # that the server has made
 
 
 def translation_round(
     http: httpx.Client, url: str, clients: int, texts: list[str], terms: dict[str, str]
-) -> dict[str, str]:
-    """The cells of one round; ratios are named by RATIOS."""
-    together, _ = speed(http, lambda: translated(http, texts, {}))
-    apart, plain = speed(http, lambda: asyncio.run(one_at_a_time(url, texts, clients, {})))
-    _, with_terms = speed(http, lambda: asyncio.run(one_at_a_time(url, texts, clients, terms)))
+) -> dict[str, float]:
+    """The cells of one round. What is compared takes turns, as other work comes and goes."""
+    together = spent(http, lambda: translated(http, texts, {}))
+    kinds = ({}, terms)
+    apart = [spent(http, lambda: asyncio.run(one_at_a_time(url, texts, clients, each))) for each in kinds * 2]  # noqa: B023
     parts = [texts[start : start + clients] for start in range(0, len(texts), clients)]
-    pairs = [
-        [speed(http, partial(translated, http, some, each))[1] for each in ({}, terms)]
-        for some in parts
-        for _ in range(3)
-    ]
-    alone, alone_with_terms = map(statistics.median, zip(*pairs, strict=True))
+    alone = [spent(http, partial(translated, http, some, each)) for some in parts * 3 for each in kinds]
+    tokens = [tokens_for(http, texts, each) for each in kinds]
     return {
-        "together": f"{together:.0f}",
-        "apart": f"{apart:.0f}",
-        RATIOS[0]: f"{apart / together:.2f}",
-        "plain": f"{plain:.2f}",
-        "terms": f"{with_terms:.2f}",
-        RATIOS[1]: f"{with_terms / plain:.2f}",
-        "alone": f"{alone:.2f}",
-        "alone with terms": f"{alone_with_terms:.2f}",
-        RATIOS[2]: f"{statistics.median(more / less for less, more in pairs):.3f}",
-        RATIOS[3]: f"{tokens_for(http, texts, terms) / tokens_for(http, texts, {}):.3f}",
+        "together": together.tokens / together.seconds,
+        "apart": apart[0].tokens / apart[0].seconds,
+        "share": (apart[0].tokens / apart[0].seconds) / (together.tokens / together.seconds),
+        "clients": apart[0].seconds,
+        "clients with terms": times([each.seconds for each in apart]),
+        "clients, CPU": times([each.cpu for each in apart]),
+        "alone": statistics.median(each.seconds for each in alone[::2]),
+        "alone with terms": times([each.seconds for each in alone]),
+        "alone, CPU": times([each.cpu for each in alone]),
+        "tokens": tokens[1] / tokens[0],
     }
+
+
+def times(pairs: list[float]) -> float:
+    """How many times as much the second of each pair is, by the sums; 0 where nothing is known."""
+    less, more = sum(pairs[::2]), sum(pairs[1::2])
+    return more / less if less else 0.0
 
 
 def paragraphs(count: int) -> tuple[list[str], dict[str, str]]:
@@ -340,12 +348,26 @@ async def one_at_a_time(url: str, texts: list[str], clients: int, terms: dict[st
         await asyncio.gather(*map(client, range(clients)))
 
 
-def speed(http: httpx.Client, run: Callable[[], object]) -> tuple[float, float]:
-    """Tokens a second that the server makes meanwhile, and the seconds."""
-    before, began = tokens_of(http, "generation_tokens"), time.perf_counter()
+def spent(http: httpx.Client, run: Callable[[], object]) -> Spent:
+    """What that takes."""
+    tokens, cpu, began = tokens_of(http, "generation_tokens"), cpu_seconds(), time.perf_counter()
     run()
     seconds = time.perf_counter() - began
-    return (tokens_of(http, "generation_tokens") - before) / seconds, seconds
+    return Spent(seconds, cpu_seconds() - cpu, tokens_of(http, "generation_tokens") - tokens)
+
+
+def cpu_seconds() -> float:
+    """Of the processes that this one has started, and of theirs: hardly more on a machine that is busy."""
+    parents, ticks = {}, {}
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = place.read_text(encoding="utf-8").rpartition(")")[2].split()
+            parents[int(place.parent.name)] = int(fields[1])
+            ticks[int(place.parent.name)] = int(fields[11]) + int(fields[12])
+    ours = {os.getpid()}
+    while more := {each for each, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(ticks[each] for each in ours - {os.getpid()}) / os.sysconf("SC_CLK_TCK")
 
 
 def tokens_for(http: httpx.Client, texts: list[str], terms: dict[str, str]) -> int:

@@ -38,6 +38,7 @@ LAST_TEXT_ID = 65529  # ids above have no text: they stand in no prompt and are 
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 64
 CHAT_ALPHAS = dict(zip(ALPHAS, (1.0, 0.1), strict=True))
+USUAL_ALPHAS = tuple(CHAT_ALPHAS.values())
 SessionId = Annotated[str, Field(max_length=MAX_SESSION_ID), *OWN_ID]
 # What other clients' protocols have no place for in a reply.
 CHAT_ONLY = {
@@ -191,12 +192,13 @@ class OpenAIBody(PriorityFields, UnavailableSamplers, GrammarFields):
     chunk_size: Annotated[Int, Field(le=INT_LIMIT)] = 1
     use_prefix_cache: bool = True  # whether states of earlier prompts' beginnings may be used
     return_token_ids: bool = False  # vLLM's: the reply has the ids of prompts and of what was drawn
-    _chat_alphas: tuple[float, ...] = PrivateAttr(tuple(CHAT_ALPHAS.values()))  # of a chat, by default
+    # Of a chat, by default. What is no factory would be copied for each request.
+    _chat_alphas: tuple[float, ...] = PrivateAttr(default_factory=lambda: USUAL_ALPHAS)
 
     @classmethod
     def from_json(cls, fields: Json, profile: SamplingProfileName = "default") -> Self:
         for name, why in cls.unavailable().items():
-            if is_refused(name, fields.get(name)):
+            if name in fields and is_refused(name, fields[name]):
                 raise cls.field_error(name, why)
         if found := other_name(fields, cls._own()):
             raise cls.field_error(found[0], f"this route calls it {found[1]}")

@@ -51,9 +51,9 @@ def is_refused(name: str, value: object) -> bool:
 def other_name(fields: Json, own: set[str]) -> tuple[str, str] | None:
     """A field that a route with its `own` fields calls otherwise, and how; None: there is none."""
     for name, ours in OTHER_NAMES.items():
-        known = [each for each in ours if each in own]
-        if name in own or asks_for_nothing(fields.get(name)):
+        if name not in fields or name in own or asks_for_nothing(fields[name]):
             continue
+        known = [each for each in ours if each in own]
         if any(fields.get(each) is not None for each in known):
             continue
         return name, known[0]

@@ -2,13 +2,13 @@
 when asked.
 
 What a prompt begins with decides: "hang" (accepted, then silence), "slow" (20 ms a token), "trickle" (4
-characters, then silence), "late" (0.7 s before the first token), "overloaded", "invalid", "fail" (accepted,
-then failed), "broken" (some text, then failed), "flood" (a piece each 5 ms, no end), "mute" (not even
+characters, then silence), "late" (0.7 s before the first token), "overloaded", "unavailable", "invalid",
+"fail" (accepted, then failed), "broken" (some text, then failed), "flood" (a piece each 5 ms, no end), "mute" (not even
 accepted); anything else is echoed at once. A row whose own prompt begins with "ill" ends with an error behind
 its first character, and others go on.
 
 A turn echoes everything its session has seen, and stores that with its last delta. Session commands work on
-`sessions`, whose keys decide in the same way ("mute", "late", "overloaded", "fail"); keys beginning with
+`sessions`, whose keys decide in the same way ("mute", "late", "overloaded", "unavailable", "fail"); keys beginning with
 "ram" are in host memory, with "disk" in the database. All but the last character of a prompt that came before
 need not be computed again.
 """
@@ -209,8 +209,9 @@ class FakeEngine:
         id, key = command.id, key_of(command)
         if getattr(command, "to_model", None) in self.gone:
             return Rejected(id, "not_found", f"There is no model {command.to_model} here.")
-        if key.startswith("overloaded"):
-            return Rejected(id, "overloaded", "The fake engine finds this overloaded.")
+        for reason in ("overloaded", "unavailable"):
+            if key.startswith(reason):
+                return Rejected(id, reason, f"The fake engine finds this {reason}.")
         if key.startswith("fail"):
             return Failed(id, "The fake engine failed.")
         on_one = ForkSession | ExportSession | SessionHistory | RewindSession
@@ -364,7 +365,7 @@ def script(
     key, first = request.id, str(request.prompts[0])
     if first.startswith("mute"):
         return []
-    for reason in ("overloaded", "invalid"):
+    for reason in ("overloaded", "unavailable", "invalid"):
         if first.startswith(reason):
             return [(0, Rejected(key, reason, f"The fake engine finds this {reason}."))]
     made_by = INFO.fingerprint + (f"+{request.adapter_digest}" if request.adapter else "")

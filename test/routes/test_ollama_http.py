@@ -190,7 +190,7 @@ def test_errors_have_ollamas_form(front: FrontendProcess, client: ollama.Client)
     assert refused(client.show, "other")[0] == 404
     status, sentence = refused(client.chat, model="rwkv7", messages=HI, options={"temperature": 9})
     assert status == 400 and sentence.startswith("`options.temperature`: ")
-    for word, expected in [("overloaded", 429), ("invalid", 400), ("fail", 500)]:
+    for word, expected in [("overloaded", 429), ("unavailable", 503), ("invalid", 400), ("fail", 500)]:
         messages = [{"role": "user", "content": f"!{word}"}]
         status, sentence = refused(client.chat, model="rwkv7", messages=messages)
         assert status == expected and "The fake engine" in sentence

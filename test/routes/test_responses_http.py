@@ -316,7 +316,7 @@ def test_a_client_that_leaves_frees_its_row(front: FrontendProcess, stream: bool
 
 
 def test_what_the_engine_refuses_has_its_status(front: FrontendProcess):
-    for mischief, status in (("overloaded", 429), ("invalid", 400), ("fail", 500)):
+    for mischief, status in (("overloaded", 429), ("unavailable", 503), ("invalid", 400), ("fail", 500)):
         answer = front.http.post("/v1/responses", json={"input": f"!{mischief}"})
         assert answer.status_code == status and "The fake engine" in answer.json()["error"]["message"]
 

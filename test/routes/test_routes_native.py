@@ -219,6 +219,23 @@ def test_a_full_queue_is_429(server, path, body):
     assert "overloaded" in str(answer.json()["error"])
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (V1, {"contents": ["unavailable"]}),
+        (V1, {"contents": ["unavailable"], "stream": True}),
+        (COMPLETIONS, {"prompt": "unavailable"}),
+        ("/v1/state/rewind", {"session_id": "unavailable", "turn": 1}),
+        ("/state/delete", {"session_id": "unavailable"}),
+    ],
+)
+def test_a_database_that_is_away_is_503(server, path, body):
+    answer = server.http.post(path, json=body)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert "unavailable" in str(answer.json()["error"])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_error_before_the_text(server, stream):
     answer = server.http.post(V1, json={"contents": ["fail"], "stream": stream})

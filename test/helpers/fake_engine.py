@@ -3,14 +3,14 @@ when asked.
 
 What a prompt begins with decides: "hang" (accepted, then silence), "slow" (20 ms a token), "trickle" (4
 characters, then silence), "late" (0.7 s before the first token), "overloaded", "unavailable", "invalid",
-"fail" (accepted, then failed), "broken" (some text, then failed), "flood" (a piece each 5 ms, no end), "mute" (not even
-accepted); anything else is echoed at once. A row whose own prompt begins with "ill" ends with an error behind
-its first character, and others go on.
+"fail" (accepted, then failed), "broken" (some text, then failed), "flood" (a piece each 5 ms, no end), "mute"
+(not even accepted); anything else is echoed at once. A row whose own prompt begins with "ill" ends with an
+error behind its first character, and others go on.
 
 A turn echoes everything its session has seen, and stores that with its last delta. Session commands work on
-`sessions`, whose keys decide in the same way ("mute", "late", "overloaded", "unavailable", "fail"); keys beginning with
-"ram" are in host memory, with "disk" in the database. All but the last character of a prompt that came before
-need not be computed again.
+`sessions`, whose keys decide in the same way ("mute", "late", "overloaded", "unavailable", "fail"); keys
+beginning with "ram" are in host memory, with "disk" in the database. All but the last character of a prompt
+that came before need not be computed again.
 """
 
 import contextlib

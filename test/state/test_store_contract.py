@@ -6,6 +6,7 @@ A further one is one more line of OPEN: a context with a database that is open.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,22 @@ def test_a_request_is_stored_once(store: SessionStore) -> None:
     assert isinstance(outcomes[0], Conflict) and not isinstance(outcomes[1], Refused)
     assert "Idempotency-Key has been stored meanwhile" in str(outcomes[0])
     assert keys(store) == ["b", "tree:1"] and store.find_request(late.request) == ("tree:1", one)
+
+
+def test_turns_are_stored_behind_those_that_were_refused(store: SessionStore) -> None:
+    """However often: databases prepare statements that come again."""
+    ids = count(2)
+    append(store, "a", of_request(next_turn(1), b"k"), NONE)
+    for round_ in range(12):
+        again = [of_request(next_turn(next(ids)), b"k") for _ in range(round_ % 3)]
+        new = [next_turn(next(ids)) for _ in range(2)]
+        outcomes = store.commit(
+            [
+                [PutTurn(turn), PutSession(session(f"s{turn.id}", turn), follows=NONE)]
+                for turn in (*new, *again)
+            ]
+        )
+        assert [isinstance(outcome, Refused) for outcome in outcomes] == [False, False] + [True] * len(again)
 
 
 def test_ids_of_turns_come_once(store: SessionStore) -> None:

@@ -27,7 +27,7 @@ from rwkv_batch.state.entries import (
 from rwkv_batch.state.log.protocol import Outcome
 from rwkv_batch.state.postgres import rows
 from rwkv_batch.state.postgres.changes import GroupChanges, apply, conflict, lock_sessions
-from rwkv_batch.state.postgres.connection import Database, PostgresConnection
+from rwkv_batch.state.postgres.connection import Database, PostgresConnection, Renew
 from rwkv_batch.state.sql.tables import encoded
 
 ATTEMPTS = 10  # of a transaction that others have kept from being carried out
@@ -63,6 +63,7 @@ class Transactions:
         self._connection, self._image = connection, image
         self._id = secrets.randbits(62)
         self._number = 0
+        self._one_by_one = False  # whether its groups are more than `_append` stores
         # Of the transaction of this number, once its commit has been asked for.
         self._done: list[tuple[Outcome, GroupChanges]] | None = None
 
@@ -70,6 +71,7 @@ class Transactions:
         """Carry out all groups. Raises StoreError, and then none of them is carried out."""
         self._number += 1
         self._done = None
+        self._one_by_one = False
 
         def transaction(db: Database) -> list[tuple[Outcome, GroupChanges]]:
             if self._done is not None and self._is_committed(db):
@@ -89,10 +91,10 @@ class Transactions:
     def _carry_out(
         self, db: Database, groups: Sequence[Sequence[Operation]]
     ) -> list[tuple[Outcome, GroupChanges]]:
-        try:
-            return self._append(db, groups)
-        except (_NotSimple, errors.UniqueViolation):
-            pass
+        if not self._one_by_one:
+            self._one_by_one = True
+            with suppress(_NotSimple):
+                return self._append(db, groups)
         done: list[tuple[Outcome, GroupChanges]] = []
         try:
             db.execute("BEGIN")
@@ -111,7 +113,7 @@ class Transactions:
     def _append(
         self, db: Database, groups: Sequence[Sequence[Operation]]
     ) -> list[tuple[Outcome, GroupChanges]]:
-        """Store turns that go on where their sessions end. Raises _NotSimple, and then nothing is done."""
+        """Store turns that go on where their sessions end. Raises _NotSimple, Renew: then nothing is done."""
         turns, sessions = _simple(groups)
         done: list[tuple[Outcome, GroupChanges]] = [(Removed(), GroupChanges(self._image)) for _ in groups]
         try:
@@ -137,9 +139,14 @@ class Transactions:
                         db.execute(statement.encode(), [[*values] for values in zip(*chosen, strict=True)])
                 self._done = done
                 db.execute("COMMIT")
-        except BaseException:
+        except _NotSimple:
             _roll_back(db)
             raise
+        except psycopg.Error as error:
+            if db.closed or db.broken:
+                raise
+            # After an error psycopg does not know which statements of a pipeline PostgreSQL has prepared.
+            raise Renew from error
         return done
 
     def _is_committed(self, db: Database) -> bool:

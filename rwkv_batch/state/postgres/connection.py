@@ -73,6 +73,10 @@ class Outage:
             log.info("The database is reached again, after %.1f s.", seconds)
 
 
+class Renew(Exception):
+    """The work is to be done again, by a new connection."""
+
+
 class PostgresConnection:
     """For one kind of caller; opened when it is first used. From any thread, one at a time.
 
@@ -98,6 +102,8 @@ class PostgresConnection:
                     result = work(self._connected())
                 self._outage.ended()
                 return result
+            except Renew:
+                self._disconnect()
             except psycopg.Error as error:
                 if not self._is_lost(error):
                     raise explained(error) from error

@@ -205,9 +205,29 @@ class StatePool:
     def turns(
         self, session: Session, numbers: range, done: Callable[[list[Turn] | None, str | None], None]
     ) -> None:
-        """`done` gets the turns that have these numbers, the oldest first; number 0 is an unknown past."""
+        """`done` gets the turns that have these numbers, the oldest first; number 0 is an unknown past.
+
+        Where the session has been changed meanwhile and they are not there any more, the error is Moved.
+        """
+        known = range(max(numbers.start, 1), min(numbers.stop, session.head.number + 1))
+
+        def found(turns: list[Turn] | None, error: Exception | None) -> None:
+            if turns is None or len(turns) < len(known):
+                now = self.find(session.key)
+                if now is None or now.head.turn != session.head.turn:
+                    sentence = f"The session {session.key} has been changed meanwhile."
+                    turns, error = None, Conflict(sentence)
+            done(turns, message(error))
+
         read = partial(self.parts.resumer.read_some_turns, self._log.newest_turns(session.head), numbers)
-        self._threads.reader.put(read, lambda turns, error: done(turns, message(error)))
+        self._threads.reader.put(read, found)
+
+    def settled(self, keys: Sequence[str], done: Callable[[], None]) -> bool:
+        """Whether no change of these sessions waits for its commit; otherwise `done` is called after that."""
+        if not self.parts.sessions.changing(keys):
+            return True
+        self.parts.writer.put([], lambda removed, error: done())
+        return False
 
     def at(self, key: str) -> SessionAt:
         """The session as a change finds it that begins now."""

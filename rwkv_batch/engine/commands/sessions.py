@@ -13,6 +13,7 @@ from rwkv_batch.state.entries import (
     Session,
     SessionAt,
     Status,
+    StoreError,
     Turn,
     Unavailable,
     message,
@@ -44,6 +45,9 @@ class SessionCommands:
     def run(self, request: RequestKey, command: SessionCommand) -> None:
         match command:
             case ForkSession() | RewindSession() | SessionHistory() | ExportSession():
+                keys = [command.key, command.target] if isinstance(command, ForkSession) else [command.key]
+                if not self._pool.settled(keys, partial(self._repeat, request, command)):
+                    return  # what is not committed may be refused: nobody is told of it
                 session = self._pool.find(command.key)
                 if session is None:
                     raise Refusal("not_found", f"There is no session {command.key}.")
@@ -107,7 +111,7 @@ class SessionCommands:
             case SessionHistory(after=after, limit=limit):
                 last = session.head.number if limit is None else min(session.head.number, after + limit)
                 numbers = range(after + 1, last + 1)
-                self._pool.turns(session, numbers, partial(self._send_turns, request, session))
+                self._pool.turns(session, numbers, partial(self._send_turns, request, session, command))
             case ExportSession(key=key, what=what):
                 self._pool.files.export(key, what, partial(self._exported, request))
 
@@ -152,9 +156,13 @@ class SessionCommands:
         self,
         request: RequestKey,
         session: Session,
+        command: SessionHistory,
         turns: list[Turn] | None,
         error: str | None,
     ) -> None:
+        if isinstance(error, Moved):  # it is another one now, or gone
+            self._repeat(request, command)
+            return
         infos = [
             TurnInfo(
                 turn.number,
@@ -170,6 +178,12 @@ class SessionCommands:
         ]
         found = {"position": session.head.tokens, "turns": infos, "updated": session.updated}
         self._rows.reply(request, error, **found)
+
+    def _repeat(self, request: RequestKey, command: SessionCommand) -> None:
+        try:
+            self.run(request, command)
+        except (Refusal, StoreError) as error:
+            self._rows.reply(request, error)
 
     def _exported(self, request: RequestKey, data: bytes | None, error: Exception | None) -> None:
         why = Refusal("conflict", str(error)) if isinstance(error, NotInFile) else message(error)

@@ -164,9 +164,19 @@ class StoredTurn(Life):
         self.turns.parts.pool.save(self.at, slot, tokens, done, self._model)
 
     def finish_unstored(self, row: Row) -> None:
-        """Nothing of it is stored."""
-        self._send_last_delta(row)
-        self._abandon(row)
+        """Nothing of it is stored.
+
+        Where its session is being deleted, it counts as a turn before that: the reader gets its end only when
+        the session is gone. If that stays as it was, the turn has not been.
+        """
+        if not self.discarded or self.target is None:
+            self._send_last_delta(row)
+            self._abandon(row)
+            return
+        self._drop_savepoint(row)
+        self.turns.parts.rows.leave(row)
+        if self.turns.parts.pool.settled([self.target], partial(self._deleted, row)):
+            self._deleted(row)
 
     def end_if_stored(self, row: Row) -> None:
         """The turn is over when it is stored and its state is at its end."""
@@ -225,6 +235,17 @@ class StoredTurn(Life):
             self._abandon(row)
         else:
             self.end_if_stored(row)
+
+    def _deleted(self, row: Row) -> None:
+        """The session that it was to be stored in is gone, or could not be deleted."""
+        assert self.target is not None
+        found = self.turns.parts.pool.find(self.target)
+        if found and found.head.turn == self.before:
+            sentence = f"The session {self.target} could not be deleted, and this turn of it was not stored."
+            self.turns.parts.rows.answer(row, "error", failure(row.key[1], sentence))
+        else:
+            self._send_last_delta(row)
+        self._end(row)
 
     def _send_last_delta(self, row: Row) -> None:
         assert self.last_delta and self.last_delta.finish_reason

@@ -288,15 +288,15 @@ class Row:
     def take_drawn(self, token: int, data: bytes, logprob: TokenLogprob | None) -> None:
         """A token was drawn after the prompt and everything before it; `data` are its bytes."""
         request, text = self.request, self.text
+        if not request.max_tokens:  # it was fed for its state, or the logprobs of its prompt
+            self.finish("length")
+            return
         if token in text.stop_ids:
             self.drawn_fed -= self.in_flight  # steps queued since leave the row out
             if logprob and request.prompt_logprobs is not None:
                 # Who scores prompts takes the last entry for that of what was drawn.
                 text.add_logprob(logprob)
             self.finish("stop", token)
-            return
-        if not request.max_tokens:  # it was fed for the logprobs of its prompt
-            self.finish("length")
             return
         self.drawn.append(token)
         if logprob:

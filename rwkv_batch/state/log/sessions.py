@@ -52,6 +52,10 @@ class Sessions:
         change = self._changes.get(key)
         return change.session if change else self._stored(key)
 
+    def changing(self, keys: Sequence[str]) -> bool:
+        """Whether a change of one of these is under way, which may be refused still."""
+        return any(key in self._changes for key in keys)
+
     def find_request(self, request: bytes) -> tuple[str, Turn] | None:
         """The committed turn of a request; see SessionStore. Raises StoreError."""
         return self._store.find_request(request)

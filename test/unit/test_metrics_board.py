@@ -83,8 +83,9 @@ def test_the_page_lists_every_metric_with_its_labels():
 
 
 def test_no_label_holds_what_clients_choose():
+    """The names of keys are chosen by who runs the server."""
     labels = {label for family in FAMILIES.values() for label in family.labels}
     assert labels == {
         *("handler", "method", "status", "process", "model_name", "purpose", "outcome"),
-        *("finished_reason", "kind", "tier", "direction"),
+        *("finished_reason", "kind", "tier", "direction", "key"),
     }

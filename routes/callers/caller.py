@@ -8,7 +8,7 @@ from routes.errors import ApiError
 from rwkv_batch.audit import ids_text, text_hash
 from rwkv_batch.keys.ledger import Standing, Standings
 from rwkv_batch.keys.records import Key
-from rwkv_batch.wire.protocol import GenerateRequest, RowDelta
+from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, owned
 
 # Names under which is counted what no key has asked for; no key can be called so.
 PASSWORD, ANYONE = "(password)", "(anyone)"
@@ -60,6 +60,10 @@ class Caller:
 
     def may_use_adapter(self, name: str) -> bool:
         return self.key is None or self.key.may_use_adapter(name)
+
+    def plain(self, text: str) -> str:
+        """A text of the engine without the mark of the owner, in whose name it was asked."""
+        return text.replace(owned(self.owner, ""), "") if self.owner else text
 
     def demand_operator(self) -> None:
         """Raises ApiError 403 for a key that is not an admin's."""

@@ -126,8 +126,7 @@ class Accounts:
 class MeteredJob(Job):
     """A job that says what it has had.
 
-    `plain`: takes the owner's mark out of what the engine says. `number`: from 1, of the jobs of its HTTP
-    request, of which there may be several at once.
+    `number`: from 1, of the jobs of its HTTP request, of which there may be several at once.
     """
 
     def __init__(
@@ -136,13 +135,12 @@ class MeteredJob(Job):
         cancel: Callable[[str], None],
         caller: Caller,
         accounts: Accounts | None,
-        plain: Callable[[str], str],
         number: int,
     ) -> None:
         super().__init__(request, cancel)
-        self.caller, self._accounts, self._plain, self._number = caller, accounts, plain, number
+        self.caller, self._accounts, self._number = caller, accounts, number
         self._ending = threading.Lock()
-        self._metered = True
+        self._metered, self._counted = True, False
         if accounts:
             accounts.jobs.add(self)
 
@@ -151,12 +149,12 @@ class MeteredJob(Job):
         try:
             await super().accepted(within)
         except (RequestRejected, RequestFailed) as error:
-            raise plain_error(error, self._plain) from None
+            raise plain_error(error, self.caller.plain) from None
 
     def put(self, event: Event) -> None:
         """Take an event; see Job."""
         if isinstance(event, Accepted):
-            event = replace(event, target=self._plain(event.target)) if event.target else event
+            event = replace(event, target=self.caller.plain(event.target)) if event.target else event
             self._count(event)
         super().put(event)
 
@@ -170,7 +168,7 @@ class MeteredJob(Job):
             deltas = super()._take()
         except (RequestRejected, RequestFailed) as error:
             self._end()
-            raise plain_error(error, self._plain) from None
+            raise plain_error(error, self.caller.plain) from None
         if deltas:
             tokens = self.caller.served.drew(self._number, deltas)
             if self._accounts:
@@ -180,7 +178,10 @@ class MeteredJob(Job):
         return deltas
 
     def _count(self, accepted: Accepted) -> None:
-        """The tokens of the prompts, if they are fed and not only counted."""
+        """The tokens of the prompts, if they are fed and not only counted. Once, also if they run again."""
+        counted, self._counted = self._counted, True
+        if counted:
+            return
         request, prompt, cached = self.request, 0, 0
         if request.max_tokens > 0 or request.turn or request.prompt_logprobs is not None:
             prompt, cached = sum(accepted.prompt_tokens), sum(accepted.cached_tokens)

@@ -84,7 +84,7 @@ class CallerWire:
         if (key := caller.key) and key.limited and self._accounts:
             self._admit(key, rows)
         number = caller.served.submitted(request)
-        kind = partial(MeteredJob, caller=caller, accounts=self._accounts, plain=self._plain, number=number)
+        kind = partial(MeteredJob, caller=caller, accounts=self._accounts, number=number)
         return self._wire.submit(request, kind)
 
     async def ask(self, command: Command) -> CommandReply:
@@ -93,7 +93,7 @@ class CallerWire:
         try:
             return await self._ask(command)
         except (RequestRejected, RequestFailed) as error:
-            raise plain_error(error, self._plain) from None
+            raise plain_error(error, self._caller.plain) from None
 
     async def _ask(self, command: Command) -> CommandReply:
         caller, operator = self._caller, self._caller.role is Role.OPERATOR
@@ -192,10 +192,6 @@ class CallerWire:
     def _digest(self, request: bytes) -> bytes:
         """Of an Idempotency-Key: another key may send the same for a session of the same name."""
         return blake2b(self._caller.owner.encode() + b"\0" + request, digest_size=REQUEST_BYTES).digest()
-
-    def _plain(self, text: str) -> str:
-        """A text of the engine without the mark of the owner."""
-        return text.replace(owned(self._caller.owner, ""), "") if self._caller.owner else text
 
     async def _requests(self, command: ListRequests) -> CommandReply:
         """Those of the caller."""

@@ -134,8 +134,11 @@ def change(path: str | Path, make: Callable[[list[Key]], list[Key]]) -> list[Key
         new = path.with_name(f"{path.name}.new")
         try:
             mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+            owner = path.stat() if path.exists() else path.parent.stat()
             descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
             with os.fdopen(descriptor, "wb") as file:
+                if os.geteuid() == 0:  # the server may run as another user
+                    os.fchown(descriptor, owner.st_uid, owner.st_gid)
                 file.write(data + b"\n")
                 file.flush()
                 os.fsync(file.fileno())

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -227,3 +228,14 @@ def test_the_commands(file, capsys):
     assert main(["revoke", str(file), "alice"]) == 2
     assert main(["usage", str(file.with_name("none"))]) == 2
     assert "python -m rwkv_batch.keys add" in capsys.readouterr().err
+
+
+def test_a_file_that_root_changes_stays_the_servers(file):
+    """Others cannot give files away, and theirs stay their own."""
+    first, second = (1000, 1001) if os.geteuid() == 0 else (os.geteuid(), os.geteuid())
+    os.chown(file.parent, first, -1)
+    records.add(file, Key("alice", "", 0, 0.0))
+    assert file.stat().st_uid == first
+    os.chown(file, second, -1)
+    records.revoke(file, "alice")
+    assert file.stat().st_uid == second

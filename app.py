@@ -28,7 +28,7 @@ from rwkv_batch.config import (
     is_url,
     without_adapter,
 )
-from rwkv_batch.flags import finite, glossary, not_understood, number, number_or_auto, port, secret
+from rwkv_batch.flags import collector, finite, glossary, not_understood, number, number_or_auto, port, secret
 from rwkv_batch.keys.ledger import Ledger, limits_file
 from rwkv_batch.keys.records import Keyring, KeysError
 from rwkv_batch.keys.usage import UsageStore, usage_file
@@ -223,6 +223,13 @@ def command_line() -> argparse.ArgumentParser:
         metavar="FILE",
         help="note each request that runs there, with hashes of its texts and of the line before; "
         "python -m rwkv_batch.audit verifies it (default: none)",
+    )
+    flag(
+        "--traces",
+        type=collector,
+        metavar="URL",
+        help="send spans of requests to this collector, such as http://127.0.0.1:4318/v1/traces, by OTLP "
+        "over HTTP; needs requirements-traces.txt (default: none)",
     )
     flag(
         "--metric-names",

@@ -291,6 +291,10 @@ def _endpoint(
     async def endpoint(request: Request) -> HttpResponse:
         http = HttpRequest.from_robyn(request, front.settings.max_body, shape)
         http.caller = Caller(hashes=front.audit is not None)
+        if front.tracing:
+            context = (http.headers.get(name) for name in ("traceparent", "tracestate"))
+            http.caller.trace = front.tracing.begin(*context)
+            http.caller.headers |= http.caller.trace.headers
         seen = front.seen_by(http.caller) if front.metered else front
         http.count = partial(_answered, front, http, path or _label_of(http.path))
         reply = await _reply(seen, http, handler)
@@ -302,6 +306,9 @@ def _endpoint(
 def _answered(front: Frontend, http: HttpRequest, path: str, status: int) -> None:
     """Count a request whose reply has been made, and note it in the audit log."""
     front.shared.answered.add(path, http.method, status)
+    if front.tracing and (trace := http.caller.trace) and trace.requests:
+        served = http.caller.served
+        front.tracing.end(trace, path, status, (served.prompt_tokens, served.completion_tokens))
     if front.audit and http.caller.served.model:
         front.audit.add(audit_entry(http, status))
 

@@ -156,6 +156,7 @@ class FrontendConfig(ProcessConfig):
     metrics_password: str | None = None  # for /metrics and /stats; None: they take `password`
     keys: str | None = None  # the file of keys, which are taken beside the password; None: there are none
     audit_log: str | None = None  # the file in which requests are noted, chained by hashes; None: in none
+    traces: str | None = None  # where spans are sent, by OTLP over HTTP; None: there are none
     metric_names: MetricNames = "rwkv"  # of /metrics, unless it is asked for others
     models: str | None = None  # the folder of files that routes may load; None: they load none
     page: bool = True  # whether browsers get a page at /

@@ -3,6 +3,7 @@
 import argparse
 import math
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,19 @@ def finite(text: str) -> float:
     if abs(number) > MOST_FLOAT:
         raise argparse.ArgumentTypeError(f"{text} is too large; use {MOST_FLOAT:.0e} or less")
     return number
+
+
+def collector(url: str) -> str:
+    """Where spans are sent, if what sends them is installed."""
+    if not url.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{url!r} is no URL, such as http://127.0.0.1:4318/v1/traces")
+    try:
+        found = find_spec("opentelemetry.sdk") and find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise argparse.ArgumentTypeError("OpenTelemetry is missing; pip install -r requirements-traces.txt")
+    return url
 
 
 def glossary(path: str) -> str:

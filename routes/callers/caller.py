@@ -4,6 +4,7 @@ import hashlib
 import time
 from enum import Enum
 
+from routes.callers.trace import RequestTrace
 from routes.errors import ApiError
 from rwkv_batch.audit import ids_text, text_hash
 from rwkv_batch.keys.ledger import Standing, Standings
@@ -31,6 +32,7 @@ class Caller:
         self.key: Key | None = None
         self.owner = ""  # the key in whose name it asks; "": what belongs to no key
         self.owner_asked = False  # whether the operator has named that one
+        self.trace: RequestTrace | None = None  # with --traces
         self.vouched = False  # it is known who it is, as of rows of a batch: nothing more is asked
         self.headers: dict[str, str] = {}  # of the reply: what the key has left of its limits
         self.served = EngineWork() if not hashes else HashedWork()

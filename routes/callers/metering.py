@@ -14,7 +14,7 @@ from rwkv_batch.keys.ledger import DAY, Ledger, limits_file
 from rwkv_batch.keys.records import Key, Keyring
 from rwkv_batch.keys.usage import UsageStore, Used, day_of, usage_file
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
-from rwkv_batch.wire.protocol import Accepted, Event, Failed, GenerateRequest, RowDelta
+from rwkv_batch.wire.protocol import Accepted, Event, Failed, GenerateRequest, RowDelta, RowTimes
 
 WRITE_EVERY = 0.5  # seconds, while streams run; what has ended is written at once
 REVOKED = "This key has been revoked; ask whoever runs the server for another one."
@@ -156,6 +156,8 @@ class MeteredJob(Job):
         if isinstance(event, Accepted):
             event = replace(event, target=self.caller.plain(event.target)) if event.target else event
             self._count(event)
+        elif isinstance(event, RowTimes) and self.caller.trace:
+            self.caller.trace.rows.append(event)
         super().put(event)
 
     def cancel(self) -> None:

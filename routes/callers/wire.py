@@ -80,6 +80,9 @@ class CallerWire:
         request = replace(request, name=self._owned(request.name), turn=self._turn(turn))
         if caller.key and caller.key.priority == "batch":
             request = replace(request, batch=True)
+        if caller.trace and caller.trace.recorded:
+            request = replace(request, traced=True)
+            caller.trace.requests.append(request)
         rows = len(request.prompts) * request.n
         if (key := caller.key) and key.limited and self._accounts:
             self._admit(key, rows)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from routes.callers.caller import Caller, not_allowed
 from routes.callers.metering import Accounts
+from routes.callers.trace import Tracing
 from routes.callers.wire import CallerWire
 from routes.http.counts import HttpCounts
 from routes.http.errors import ApiError
@@ -63,6 +64,7 @@ class Frontend:
         self.readiness = Readiness()
         self.accounts = Accounts(settings.keys) if settings.keys else None
         self.audit = AuditLog(settings.audit_log) if settings.audit_log else None
+        self.tracing = _tracing_to(settings.traces) if settings.traces else None
         self._caller: Caller | None = None
 
     def seen_by(self, caller: Caller) -> "Frontend":
@@ -74,7 +76,7 @@ class Frontend:
     @property
     def metered(self) -> bool:
         """Whether handlers get a front end of their own."""
-        return bool(self.accounts or self.audit) or self.settings.log_format == "json"
+        return bool(self.accounts or self.audit or self.tracing) or self.settings.log_format == "json"
 
     @property
     def guarded(self) -> bool:
@@ -155,6 +157,8 @@ class Frontend:
             self.accounts.write()
         if self.audit:
             self.audit.close()
+        if self.tracing:
+            self.tracing.close()
 
     def enter(self) -> None:
         """A request goes to the engine. Raises ApiError 503 when too many are in flight."""
@@ -245,3 +249,10 @@ class Frontend:
             with self.shared.changed:
                 if self.shared.changed.wait_for(lambda: self.shared.live == 0, patience):
                     return
+
+
+def _tracing_to(url: str) -> Tracing:
+    """Spans to a collector. The library is loaded only here."""
+    from routes.callers.tracing import SpanSender
+
+    return SpanSender(url)

@@ -67,6 +67,7 @@ class Landing:
             if delta and delta.finish_reason:
                 lacking = steps - taken + (token in row.request.stop_ids)
                 counts.lack(marks, row, place, lacking)
+                counts.text_ended(row)
                 row.life.text_ended(row, delta)
                 continue
             if delta:

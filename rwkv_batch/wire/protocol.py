@@ -163,6 +163,7 @@ class GenerateRequest(ModelMessage, frozen=True, omit_defaults=True, tag="genera
     rows: list[PausedRow] = []  # of a request that goes on: one for each prompt, and n is 1
     model: str = ""  # of a request that goes on: the fingerprint of the model that began it
     pausable: bool = True  # False: nothing could continue the reply that the front end makes
+    traced: bool = False  # the engine says when its rows came how far (RowTimes)
     batch: bool = False  # its rows run in slots that others leave, and give them back
     deadline: float = 0.0  # seconds since 1970; the earliest goes first among those of its kind; 0: none
     # Of a request whose rows are spread over several engines: the numbers that these rows have in it.
@@ -318,5 +319,21 @@ class CommandReply(WireMessage, frozen=True, omit_defaults=True, tag="command_re
     updated: float = 0.0  # SessionHistory: when the session was changed last, in seconds since 1970
 
 
-Event = Accepted | Rejected | Progress | Failed | CommandReply | EngineLoad
+class RowTimes(WireMessage, frozen=True, tag="row_times"):
+    """When a row of a traced request came how far, before its last delta; None: it did not.
+
+    Seconds of the clock that all processes of a host share (time.monotonic).
+    """
+
+    row: int
+    reason: str  # why it has ended
+    arrived: float
+    admitted: float | None = None  # to its slot
+    first_token: float | None = None
+    text_ended: float | None = None
+    answered: float | None = None  # its text is on its way; of a turn behind its commit
+    committed: bool = False  # it is a turn of a session, which is stored
+
+
+Event = Accepted | Rejected | Progress | Failed | CommandReply | EngineLoad | RowTimes
 RequestKey = tuple[bytes, str]  # (front end, request id): what the engine knows a request or command by

@@ -52,6 +52,7 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
     "pirate": ["Arr! 23 + 45 = 68 Ahoy, matey!", "法国的首都是巴黎。", "Reykjavik", "removed successfully"],
     "batch-FIM": ["a + b"],
     "/v1/models": ["rwkv7-demo"],
+    "traceparent": ["Paris", "200 OK"],
     "/v1/files": ['"object":"list"'],
     "/health": ["ready"],
     "/health/live": ['{"status":"live"}', '{"status":"ready"}'],

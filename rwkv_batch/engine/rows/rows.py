@@ -67,7 +67,8 @@ class Rows:
 
     def answer(self, row: Row, reason: str, event: Event | None = None) -> None:
         """The text of a row has ended, though its state may be needed still. reason: for the metrics."""
-        self._counts.finish(row, reason)
+        if times := self._counts.finish(row, reason):
+            self.emit(row.key, times)
         if event:
             self.emit(row.key, event)
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
+from msgspec.structs import replace
+
 from rwkv_batch.engine.metrics.histogram import Histogram
 from rwkv_batch.engine.scheduling.row import DECODING, Row
 from rwkv_batch.runner.protocol import LAST, Batch
 from rwkv_batch.sampling.reference import BROKEN
 from rwkv_batch.wire.metrics import POWERS, STEP_KINDS, STEPS, WAITS, StepKind
+from rwkv_batch.wire.protocol import RowTimes
 
 BY_THEMSELVES = ("stop", "length")  # how rows end that nobody has ended
 
@@ -37,6 +40,7 @@ class WaitTimes:
     between_tokens: Histogram = field(default_factory=partial(Histogram, STEPS))
     whole: Histogram = field(default_factory=partial(Histogram, WAITS))  # for the end of the text
     preemptions: int = 0  # rows of batches that had to leave their slots and wait again
+    traced: dict[Row, RowTimes] = field(default_factory=dict)  # of requests that are, until they end
 
 
 @dataclass
@@ -73,6 +77,8 @@ class EngineCounts:
         now = monotonic()
         leading = [row for row in rows if row.leads]
         self._arrived.update(dict.fromkeys(leading, now))
+        if leading and leading[0].request.traced:
+            self.waits.traced |= {row: RowTimes(row.key[1], row.number, "", now) for row in leading}
         self.rows += len(leading)
         self.prompt_tokens += sum(map(len, prompts))
         self.cached_tokens += sum(cached)
@@ -81,6 +87,8 @@ class EngineCounts:
         """A row has got its slot."""
         if (arrived := self._arrived.get(row)) is not None:
             self.waits.queued.observe(monotonic() - arrived)
+            if row in self.waits.traced:
+                self._trace(row, admitted=monotonic())
 
     def begin(self, row: Row) -> None:
         """The prefix cache has been asked for the prompt; `fed` of it need not be fed."""
@@ -88,14 +96,25 @@ class EngineCounts:
             self.cache_queries += len(row.prompt)
             self.cache_hits += row.input.fed
 
-    def finish(self, row: Row, reason: str) -> None:
-        """A row has ended; only the first call for it counts."""
+    def text_ended(self, row: Row) -> None:
+        """Of a row nothing more is drawn, though it may not be answered yet."""
+        if row in self.waits.traced:
+            self._trace(row, text_ended=monotonic())
+
+    def finish(self, row: Row, reason: str) -> RowTimes | None:
+        """A row has ended; only the first call for it counts. Returns its times if it is traced."""
         arrived = self._arrived.pop(row, None)
         if arrived is None:
-            return
+            return None
         self.finished[reason] += 1
         if reason in BY_THEMSELVES:
             self.waits.whole.observe(monotonic() - arrived)
+        times = self.waits.traced.pop(row, None)
+        stored = row.life.target is not None and times is not None and times.text_ended is not None
+        return times and replace(times, reason=reason, answered=monotonic(), committed=stored)
+
+    def _trace(self, row: Row, **times: float) -> None:
+        self.waits.traced[row] = replace(self.waits.traced[row], **times)
 
     def waited(self, now: float) -> float:
         """Seconds for which rows have waited since the last step has landed, or the first of them came."""
@@ -137,6 +156,8 @@ class EngineCounts:
             if arrived is not None and row.generating and wanted:
                 self.generation_tokens += 1
                 self.waits.first_token.observe(now - arrived)
+                if row in self.waits.traced:
+                    self._trace(row, first_token=now)
 
     def lack(self, marks: DrawMarks, row: Row, place: int, draws: int = 1) -> None:
         """So many draws at this place are no tokens of the row: it has ended, or ends with a stop id."""

@@ -26,6 +26,7 @@ from rwkv_batch.wire.protocol import (
     GenerateRequest,
     Progress,
     Rejected,
+    RowTimes,
     WatchLoad,
 )
 from rwkv_batch.wire.supervision import Serving
@@ -239,6 +240,8 @@ class _Part:
                     self._running -= ended
                     placement.ended(self.share.ticket, ended)
                     whole.rows_ended(ended)
+                whole.job.put(event)
+            case RowTimes():
                 whole.job.put(event)
             case Accepted():
                 whole.accept(self, event)

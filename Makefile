@@ -1,4 +1,4 @@
-# make serve | test | test-engines | check | test-page | fuzz | test-gpu | test-emulated | test-harness | test-clients | lint | bench | kernels | sanitize | hip-check | check-deploy
+# make serve | test | test-engines | check | test-page | fuzz | test-gpu | test-emulated | test-harness | test-clients | lint | bench | kernels | sanitize | hip-check | check-deploy | check-cluster
 # JOBS=4 tests run in four processes, JOBS=0 in make's own. PYTHON=python3.12 picks the interpreter; REQUIREMENTS=requirements-base.txt leaves the torch alone that is in .venv.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 JOBS   ?= 2
 
-.PHONY: serve test test-all test-engines check with-tools browser test-page fuzz test-gpu test-emulated emulated-gfx942 emulated-gfx1100 emulated-gfx1201 test-harness test-clients lint bench kernels sanitize hip-check check-deploy clean
+.PHONY: serve test test-all test-engines check with-tools browser test-page fuzz test-gpu test-emulated emulated-gfx942 emulated-gfx1100 emulated-gfx1201 test-harness test-clients lint bench kernels sanitize hip-check check-deploy check-cluster clean
 
 serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
@@ -29,6 +29,7 @@ check:  # everything, as CI runs it; up to 20 minutes on two cores
 	$(MAKE) --no-print-directory -j2 lint with-tools
 	$(MAKE) --no-print-directory test-all test-engines test-emulated hip-check
 	$(MAKE) --no-print-directory fuzz ARGS="--minutes 1"
+	$(MAKE) --no-print-directory check-cluster
 
 with-tools: $(VENV)/.installed-dev  # one after the other, as both may install something
 	$(BIN)/python deploy/check.py
@@ -115,6 +116,19 @@ hip-check: $(VENV)/.installed-dev  # compiles the kernels for AMD GPUs; ARGS=--t
 
 check-deploy: $(VENV)/.installed-dev  # the Dockerfile and deploy/ by nginx, promtool, systemd-analyze, hadolint and a schema
 	$(BIN)/python deploy/check.py
+
+# Ray has an environment of its own, in a folder that stays when this one goes.
+CLUSTER ?= $(HOME)/.cache/rwkv-batch/cluster
+$(CLUSTER)/.installed: deploy/cluster/requirements.txt
+	$(PYTHON) -m venv $(CLUSTER)
+	$(CLUSTER)/bin/pip install --quiet --disable-pip-version-check -r deploy/cluster/requirements.txt
+	touch $@
+
+# Three servers under Ray behind HAProxy, of which some are killed. ARGS="--sessions 20"
+check-cluster: $(VENV)/.installed-dev $(CLUSTER)/.installed
+	$(BIN)/python -c "from deploy import check; check.install()"
+	$(BIN)/python test/helpers/postgres_server.py
+	$(CLUSTER)/bin/python test/cluster/check.py --server-python $(abspath $(BIN))/python $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(HARNESS) build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

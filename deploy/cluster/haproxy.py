@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write the configuration of HAProxy for these servers: deploy/cluster/haproxy.cfg with them in it.
 
-    python deploy/cluster/haproxy.py [--listen :8000] [--socket FILE] [--slots N] [HOST:PORT ...]
+    python deploy/cluster/haproxy.py [--listen [HOST]:PORT] [--socket FILE] [--slots N] [HOST:PORT ...]
 
 --slots: how many servers there may be. Those that no address is given for are filled by way_in.py.
 """
@@ -35,7 +35,12 @@ def main() -> None:
     summary, usage = (__doc__ or "").split("\n\n")[:2]
     parser = argparse.ArgumentParser(description=summary, usage=usage.strip().removeprefix("python "))
     parser.add_argument("servers", nargs="*", metavar="HOST:PORT")
-    parser.add_argument("--listen", default=":8000", metavar="[HOST]:PORT", help="where clients come (:8000)")
+    parser.add_argument(
+        "--listen",
+        default="127.0.0.1:8000",
+        metavar="[HOST]:PORT",
+        help="where clients come; :8000 is every network",
+    )
     parser.add_argument("--socket", default="/run/haproxy-rwkv.sock", help="by which servers are changed")
     parser.add_argument("--slots", type=int, default=0, help="servers that there may be (those given)")
     given = parser.parse_args()

@@ -116,7 +116,7 @@ def home(way_in: httpx.Client, name: str, **headers: str) -> str:
 
 def test_the_file_for_three_servers_is_what_is_written_for_them():
     servers = [f"127.0.0.1:{port}" for port in (8001, 8002, 8003)]
-    assert configuration(servers, ":8000", "/run/haproxy-rwkv.sock") == TEMPLATE.read_text()
+    assert configuration(servers, "127.0.0.1:8000", "/run/haproxy-rwkv.sock") == TEMPLATE.read_text()
 
 
 def test_a_session_goes_to_one_server_however_it_is_named(way_in: httpx.Client):

@@ -52,14 +52,15 @@ def test_selectors_find_what_the_chart_makes():
 
 def test_no_password_is_in_an_object():
     objects = rendered(passwords={"secret": "big-passwords"}, database={"secret": "big-database"})
-    (server,) = objects["StatefulSet", "big-server"]["spec"]["template"]["spec"]["containers"]
+    pod = objects["StatefulSet", "big-server"]["spec"]["template"]["spec"]
+    (server,) = pod["containers"]
     secrets = {each["name"]: each["valueFrom"]["secretKeyRef"]["name"] for each in server["env"]}
-    assert secrets == {
-        "PGPASSWORD": "big-database",
-        "RWKV_PASSWORD": "big-passwords",
-        "RWKV_METRICS_PASSWORD": "big-passwords",
-    }
-    assert "--password=$(RWKV_PASSWORD)" in server["args"]
+    assert secrets == {"PGPASSWORD": "big-database"}
+    mounts = {each["name"]: each["mountPath"] for each in server["volumeMounts"]}
+    (volume,) = (each for each in pod["volumes"] if "secret" in each)
+    assert volume["secret"]["secretName"] == "big-passwords"
+    files = [word.partition("=")[2] for word in server["args"] if "password" in word]
+    assert files == [f"{mounts[volume['name']]}/{name}" for name in ("password", "metrics-password")]
     plain = rendered()["StatefulSet", "big-server"]["spec"]["template"]["spec"]["containers"][0]
     assert not any("password" in word for word in plain["args"])
 

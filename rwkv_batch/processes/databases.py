@@ -11,8 +11,8 @@ from rwkv_batch.config import writer_address
 from rwkv_batch.processes.child import REFUSED, Child
 from rwkv_batch.wire.supervision import Stop
 
-PAUSES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before one is started again that has died so often
-STEADY = 60.0  # seconds after which one that dies is not taken for one that dies at once
+PAUSES = (0.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before one is started again that has died so often
+STEADY = 5.0  # seconds after which one that dies is not taken for one that dies at once
 WANTED = 60.0  # seconds for which an engine's word counts that it needs one
 
 log = logging.getLogger(__name__)

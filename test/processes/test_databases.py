@@ -17,7 +17,7 @@ HERE = "sessions.db"
 
 
 def test_why_a_database_cannot_be_used_is_known_once_its_process_has_ended(tmp_path: Path) -> None:
-    child = Child("database", run_database, str(tmp_path), f"ipc://{tmp_path}/writer", True)
+    child = Child("database", run_database, "text", str(tmp_path), f"ipc://{tmp_path}/writer", True)
     refusal = child.refusal()
     child.close()
     assert refusal == f"{tmp_path} is a directory; name a file for the database."

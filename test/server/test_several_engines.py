@@ -191,3 +191,18 @@ def _running(server: Server) -> dict[str, float]:
 def _all_up(server: Server) -> bool:
     text = httpx.get(server.url + "/metrics").text
     return all(f'rwkv:engine_up{{engine="{name}"}} 1.0' in text for name in ENGINES)
+
+
+def test_a_turn_is_stored_though_the_database_dies_while_the_server_drains(host: Server):
+    """The last test, as it ends the server."""
+    body = ENDLESS | {"max_tokens": 60, "session_id": "last", "stream": True}
+    with httpx.stream("POST", host.url + "/state/chat/completions", json=body, timeout=120) as stream:
+        seen = events(stream)
+        next(seen)
+        (writer,) = (pid for name, pid in host.children().items() if name.endswith(".db"))
+        host.process.send_signal(signal.SIGTERM)
+        until(lambda: "draining" in host.log())
+        os.kill(writer, signal.SIGKILL)
+        rest = list(seen)
+    assert rest[-1] == "[DONE]" and not any("error" in event for event in rest if isinstance(event, dict))
+    assert host.stop() == 0

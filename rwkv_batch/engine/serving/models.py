@@ -111,7 +111,7 @@ class Models:
         Where no step has ended for long, this returns when the device has done something else, if it can.
         """
         now = time.monotonic()
-        waited = max(member.engine.counts.waited(now) for member in self._running)
+        waited = max((member.engine.counts.waited(now) for member in self._running), default=0.0)
         idle = now - max(self._last_step, self._touched)
         if idle > IDLE_SECONDS or waited > STALLED_SECONDS:
             for device in dict.fromkeys(each for m in self._running for each in m.engine.runner.devices):
@@ -219,7 +219,7 @@ class Models:
     @property
     def _last_step(self) -> float:
         """When the last step of any model has ended."""
-        return max(member.background.ended for member in self._running)
+        return max((member.background.ended for member in self._running), default=0.0)
 
     def _spend(self, turn: Member) -> None:
         """Note the time of the steps that have ended."""

@@ -6,7 +6,7 @@ from rwkv_batch.engine.rows.lives import Fresh
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
 from rwkv_batch.engine.scheduling.row import Row, RowDraws
 from rwkv_batch.text.tokenizer import Tokenizer
-from rwkv_batch.wire.protocol import GenerateRequest, LateStops, RowDelta, SessionTurn, TokenLogprob
+from rwkv_batch.wire.protocol import GenerateRequest, LateStops, RowDelta, TokenLogprob
 
 
 def row_of(request: GenerateRequest) -> Row:
@@ -100,11 +100,10 @@ def test_late_stops_wait_for_the_end_of_the_thought():
 
 def test_a_leading_token_stands_in_front_of_a_conversation_once():
     encoder = PromptEncoder(Tokenizer(), 65536)
-    turn = SessionTurn(source="a", target="a", separator="\n\n")
-    request = GenerateRequest("r", ["User: Hi"], 8, turn=turn, prefix_ids=[0])
+    request = GenerateRequest("r", ["User: Hi"], 8, prefix_ids=[0])
     hi = Tokenizer().encode("User: Hi")
-    assert encoder.encode_turn(request, continued=False) == [0, *hi]
-    assert encoder.encode_turn(request, continued=True) == Tokenizer().encode("\n\nUser: Hi")
+    assert encoder.encode_turn(request, separator=None) == [0, *hi]
+    assert encoder.encode_turn(request, separator="\n\n") == Tokenizer().encode("\n\nUser: Hi")
 
 
 def test_logprobs_come_with_their_text_and_end_with_it():

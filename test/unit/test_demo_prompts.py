@@ -85,7 +85,9 @@ def test_a_session_reads_its_requests_one_after_the_other(way):
     groups = [[{"role": "system", "content": SYSTEM}, *as_json(TURNS[:1])], as_json(TURNS[2:])]
     for messages in groups:
         body = {"messages": messages, "session_id": "s", **fields(way)}
-        read += encoder.encode_turn(chat.prepare(body, NAME, settings(way)).request, bool(read))
+        request = chat.prepare(body, NAME, settings(way)).request
+        assert request.turn
+        read += encoder.encode_turn(request, request.turn.separator if read else None)
         if len(read) < len(prompt_ids(example)):
             read += Tokenizer().encode(example.parts[1])
     assert read == prompt_ids(example)

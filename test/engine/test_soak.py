@@ -27,6 +27,8 @@ from demo.training.evaluate import samples
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.ops.random import random_key, uniforms
 from rwkv_batch.runner import backends
+from rwkv_batch.runner.cuda_runner import CUDA_MODELS
+from rwkv_batch.runner.staged_runner import StagedRunner
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.text.tokenizer import END_OF_TEXT, VOCABULARY
 from rwkv_batch.wire.commands import DeleteSession
@@ -276,7 +278,10 @@ def near_tie(
     """Whether the logits after `fed` let that row just as well have `drawn`, or one of them, as what it draws
     alone.
     """
-    model, params = engine.runner.model, request.sampling
+    runner, params = engine.runner, request.sampling
+    model = runner.model
+    if isinstance(runner, StagedRunner):  # under --gpu-stages; it has no states but its own
+        model = CUDA_MODELS[model.checkpoint.family](model.checkpoint, runner.device)
     states = model.new_states(1, engine.runner.states.wkv.dtype)
     logits = model.forward(torch.tensor(fed), [len(fed)], [0], states)[0, :VOCABULARY]
     if params.temperature <= 0:

@@ -290,7 +290,8 @@ def _endpoint(
 ) -> Callable[[Request], Awaitable[HttpResponse]]:
     async def endpoint(request: Request) -> HttpResponse:
         http = HttpRequest.from_robyn(request, front.settings.max_body, shape)
-        http.caller = Caller(hashes=front.audit is not None)
+        if front.audit:
+            http.caller = Caller(hashes=True)
         if front.tracing:
             context = (http.headers.get(name) for name in ("traceparent", "tracestate"))
             http.caller.trace = front.tracing.begin(*context)

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import sqlite3
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+import app
+from routes.callers.caller import Caller
+from routes.callers.metering import Accounts
 from rwkv_batch.keys import ledger as counted
 from rwkv_batch.keys import records
 from rwkv_batch.keys.__main__ import main
@@ -239,3 +243,38 @@ def test_a_file_that_root_changes_stays_the_servers(file):
     os.chown(file, second, -1)
     records.revoke(file, "alice")
     assert file.stat().st_uid == second
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [("--keys", "python -m rwkv_batch.keys add"), ("--audit-log", "name a file in a folder of your own")],
+)
+def test_a_server_does_not_start_with_a_file_that_it_cannot_use(file, capsys, monkeypatch, flag, said):
+    monkeypatch.setattr(app, "keep_streams", lambda: None)  # of this process
+    missing = file if flag == "--keys" else file.parent
+    assert app.main([flag, str(missing), "--state-db", ":memory:"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_yet_is_written_later(file, monkeypatch, caplog):
+    """A disk that is full: usage waits in memory, and is exact when there is room."""
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    secret = records.add(file, Key("alice", "", 0, 0.0))
+    accounts, caller = Accounts(str(file)), Caller()
+    caller.is_key(accounts.keys.find(secret.encode()))
+    caller.served.model = "m"
+    full, add = [True], UsageStore.add
+
+    def added(store: UsageStore, used: object) -> None:
+        if full[0]:
+            raise sqlite3.OperationalError("database or disk is full")
+        add(store, used)
+
+    monkeypatch.setattr(UsageStore, "add", added)
+    for _ in range(3):
+        accounts.used(caller, requests=1, prompt=10, completion=5)
+        accounts.write()
+    full[0] = False
+    (used,) = accounts.read_now("alice", "0000-00-00", "9999-99-99")
+    assert (used.requests, used.prompt_tokens, used.completion_tokens) == (3, 30, 15)
+    assert len([record for record in caplog.records if "it waits until it can" in record.message]) == 1

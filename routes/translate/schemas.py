@@ -39,6 +39,8 @@ def _is_language(text: str) -> str:
 
 
 def _one_or_many(value: object) -> object:
+    if not isinstance(value, str | list):
+        raise ValueError("must be a string, or a list of strings")
     return [value] if isinstance(value, str) else value
 
 

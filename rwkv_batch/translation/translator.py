@@ -32,6 +32,8 @@ SHORT_MARK = 8  # characters; a longer one is shown to the model as a shorter on
 MOST_WORDS = 20_000  # for terms, that are kept
 MOST_AROUND = 300  # characters in front of a prompt
 LONGEST_ENDING = 3  # characters that inflection adds to a word
+MOST_BESIDE = 40  # characters on each side of a term by which it is known again
+LAST_WORD, NEXT_WORD = re.compile(r"\w+\W*$"), re.compile(r"\W*\w+")
 ENDS = ".!?。！？…:：;；,，"
 WIDE = str.maketrans({"{": "[{｛]", "}": "[}｝]", "<": "[<＜]", ">": "[>＞]", "/": "[/／]"})
 
@@ -63,16 +65,28 @@ class TextsAsked:
     handling: Handling = PLAIN
 
 
+WordKey = tuple[str, str, str]
+
+
 @dataclass
 class Words:
-    """The model's own words for terms, by source language, target language and term. Kept while it serves."""
+    """The model's own words for terms, by source language, target language and term. Kept while it serves.
 
-    known: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    `hidden`: terms between the words around them whose own word was not found in the translation.
+    """
 
-    def put(self, key: tuple[str, str, str], word: str) -> None:
+    known: dict[WordKey, str] = field(default_factory=dict)
+    hidden: dict[WordKey, None] = field(default_factory=dict)
+
+    def put(self, key: WordKey, word: str) -> None:
         if len(self.known) >= MOST_WORDS:
             self.known.pop(next(iter(self.known)), None)  # threads of streams put words, too
         self.known[key] = word
+
+    def hide(self, key: WordKey) -> None:
+        if len(self.hidden) >= MOST_WORDS:
+            self.hidden.pop(next(iter(self.hidden)), None)
+        self.hidden[key] = None
 
 
 @dataclass(eq=False)
@@ -116,7 +130,7 @@ class Translator:
         self._taking: dict[int, Taking] = {}  # of rows that run, by number
         self._asked = 0  # rows so far
         self._wholes: dict[int, int] = {}  # row -> the segment that it is
-        self._asking: dict[tuple[str, str, str], list[_InWork]] = {}  # words, and what waits for them
+        self._asking: dict[WordKey, list[_InWork]] = {}  # words, and what waits for them
         target = find(asked.target)
         self._target = target.name if target else asked.target
         self.sources = self._sources(target)
@@ -160,11 +174,19 @@ class Translator:
         """The rows that are known at once."""
         works = [self._begin(*each) for each in zip(self.segments, self._around(), strict=True)]
         numbers = sorted(range(len(works)), key=lambda number: not works[number].terms)
-        self._wholes = dict(enumerate(numbers))
-        rows = [self._ask_whole(works[number], self._first(works[number])) for number in numbers]
+        rows = [row for number in numbers for row in self._ask_first(works[number], number)]
         if not self._form.terms_in_source:
-            rows += [row for work in works for row in self._ask_words(work)]
+            whole = [works[number] for number in numbers if works[number].waits]
+            rows += [row for work in whole for row in self._ask_words(work)]
         return rows
+
+    def _ask_first(self, work: _InWork, number: int) -> list[PromptRow]:
+        """All of a segment; or pieces, where a term of it was not found between the same words before."""
+        hidden = self._words.hidden
+        if hidden and any(self._around_term(work, term) in hidden for term in work.terms):
+            return self._ask_pieces(work)
+        self._wholes[self._asked] = number
+        return [self._ask_whole(work, self._first(work))]
 
     def whole(self, row: int) -> int | None:
         """The number of the segment that a row is for, if it is the first one for all of it."""
@@ -213,7 +235,7 @@ class Translator:
             work.waits += 1
         return rows
 
-    def _take_word(self, key: tuple[str, str, str], answer: Translated) -> list[PromptRow]:
+    def _take_word(self, key: WordKey, answer: Translated) -> list[PromptRow]:
         self._words.put(key, answer.text.strip().strip(ENDS) if answer.complete else "")
         waiting = self._asking.pop(key)
         for work in waiting:
@@ -228,6 +250,25 @@ class Translator:
             work.waits += 1
             row = self._ask(work.source, work.shown, partial(self._take_rest, work, begun))
             return [row._replace(prompt=f"{work.around}{row.prompt} {begun}")]
+        self._note_hidden(work)
+        return self._ask_pieces(work)
+
+    def _note_hidden(self, work: _InWork) -> None:
+        """Of which terms the model's own word does not stand in its last answer."""
+        tokens = list(work.answer)
+        for term in _lacks(work, tokens) if tokens else ():
+            word = self._words.known.get(self._key(work, term), "")
+            if not (word and _replace_one(tokens, word, term.wanted)):
+                self._words.hide(self._around_term(work, term))
+
+    def _around_term(self, work: _InWork, term: Found) -> WordKey:
+        """A term with the words on both sides."""
+        before = LAST_WORD.search(work.shown[max(0, term.start - MOST_BESIDE) : term.start])
+        after = NEXT_WORD.match(work.shown[term.end : term.end + MOST_BESIDE])
+        phrase = (before[0] if before else "", self._source_of(work, term), after[0] if after else "")
+        return f"{self._model}\n{work.source}", self._target, "\n".join(phrase)
+
+    def _ask_pieces(self, work: _InWork) -> list[PromptRow]:
         pieces = _Pieces(work, self._between(work))
         rows = [
             self._ask(work.source, text[slice(*_inside(text))], partial(self._take_piece, pieces, place))
@@ -381,7 +422,7 @@ class Translator:
             text = text.rstrip(ENDS)
         return self._write(source[:start] + text + source[stop:])
 
-    def _key(self, work: _InWork, term: Found) -> tuple[str, str, str]:
+    def _key(self, work: _InWork, term: Found) -> WordKey:
         return f"{self._model}\n{work.source}", self._target, self._source_of(work, term)
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 from html import unescape
 
 import pytest
@@ -258,6 +259,30 @@ def test_the_model_goes_on_behind_a_term_that_takes_the_place_of_a_compound(term
     assert answer == wanted
     begun = [row.prompt.partition("\n\nGerman:")[2].strip() for rows in rounds[1:] for row in rows]
     assert begun == asked
+
+
+def test_a_term_that_was_not_found_between_the_same_words_is_not_looked_for_again():
+    words, form = Words(), TranslationForm(terms_in_source=False)
+    asked = TextsAsked(["We buy sweet juice now."], "de", "en", from_pairs({"sweet": "süße"}))
+
+    def run(text: str) -> list[str]:
+        translator = Translator(replace(asked, texts=[text]), form, words)
+        rows, number, seen = translator.start(), 0, []
+        while rows:
+            numbers, number = range(number, number + len(rows)), number + len(rows)
+            seen += [text_of(row.prompt) for row in rows]
+            rows = [
+                row
+                for n in numbers
+                for row in translator.take(n, Translated("Bonbon" if seen[n] == "sweet" else "Saft"))
+            ]
+        assert "süße" in translator.texts()[0]
+        return seen
+
+    pieces = ["We buy", "juice now."]
+    assert run("We buy sweet juice now.") == ["We buy sweet juice now.", "sweet", *pieces]
+    assert run("We buy sweet juice now.") == pieces
+    assert run("A sweet one.") == ["A sweet one.", "A", "one."], "between other words it is"
 
 
 def test_inflection_may_change_accents():

@@ -20,6 +20,7 @@ from stores import chain, do, has, next_turn, put_image, session, unknown_past
 
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import (
+    HIDDEN,
     NONE,
     Conflict,
     DeleteSessions,
@@ -256,6 +257,27 @@ def test_what_became_of_each_change_is_known_though_the_answer_is_lost(
         assert proxy.was_cut.is_set()
         assert [isinstance(outcome, Refused) for outcome in outcomes] == [follows == NONE, False]
         assert has(store, other) and has(store, two) == (follows == one.id)
+
+
+QUESTIONS = {
+    "a session": lambda store: store.find_session("a"),
+    "sessions by prefix": lambda store: store.list_sessions(None, 9, "a:"),
+    "a request": lambda store: store.find_request(b"k"),
+    "the description of a start state": lambda store: store.read_document(f"{HIDDEN}start:a"),
+    "a model": lambda store: store.model(5),
+    "numbers": lambda store: store.status([], [], []),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_what_must_not_wait_fails_at_once_while_the_database_is_away(
+    postgres: PostgresServer, tmp_path: Path, question: str
+) -> None:
+    proxy = PostgresProxy(postgres.folder)
+    with closing(proxy), closing(open_new(proxy.url, tmp_path, patience=1e9)) as store:
+        proxy.go_away()
+        with pytest.raises(StoreAway, match="cannot be reached"):
+            QUESTIONS[question](store)
 
 
 # States

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import (
+    HIDDEN,
     Conflict,
     Dangling,
     DropImages,
@@ -34,7 +35,7 @@ from rwkv_batch.state.log.protocol import CommitQueue, Committed, Outcome, Wante
 from rwkv_batch.state.log.recent import RecentReads
 from rwkv_batch.state.log.writer import Writer
 from rwkv_batch.state.postgres import rows, schema
-from rwkv_batch.state.postgres.changes import GroupChanges
+from rwkv_batch.state.postgres.changes import GroupChanges, apply
 from rwkv_batch.state.postgres.committing import Transactions
 from rwkv_batch.state.postgres.connection import (
     STOPPED_MS,
@@ -104,19 +105,18 @@ class PostgresStore:
         return self.index.states
 
     def model_id(self, fingerprint: str, vocabulary: int) -> int:
-        """The id of a model in this database."""
+        """The id of a model in this database. From any thread."""
+        note = GroupChanges(self._image)
+        self._finder.run(lambda db: apply(PutModel(fingerprint, vocabulary), db, note))
         id_ = id_of_model(fingerprint)
-        known = self._models.get(id_)
-        if known is None or known[0] != fingerprint or known[1] < vocabulary:
-            self.commit([[PutModel(fingerprint, vocabulary)]])
-            self._models.pop(id_, None)
+        self._models.pop(id_, None)
         return id_
 
     def model(self, model: int) -> tuple[str, int]:
         """Fingerprint and vocabulary. Raises RowDamaged if there is no such model."""
         if model not in self._models:
             query = "SELECT fingerprint, vocabulary FROM models WHERE id = %s"
-            found = self._reader.run(lambda db: db.execute(query, (model,)).fetchone())
+            found = self._find(lambda db: db.execute(query, (model,)).fetchone())
             if found is None:
                 raise RowDamaged("The model of a session is missing from the database.")
             self._models[model] = str(found[0]), int(found[1])
@@ -173,9 +173,11 @@ class PostgresStore:
 
     def list_sessions(self, after: str | None, limit: int, prefix: str = "") -> list[Session]:
         """Some of the sessions in the order of their keys; see SessionStore."""
-        if prefix and after is None and (known := self._recent.sessions(prefix)):
+        if not prefix:
+            return self._ask(partial(rows.list_sessions, after=after, limit=limit, prefix=prefix))
+        if after is None and (known := self._recent.sessions(prefix)):
             return known[0][:limit]
-        return self._ask(partial(rows.list_sessions, after=after, limit=limit, prefix=prefix))
+        return self._find(partial(rows.list_sessions, after=after, limit=limit, prefix=prefix))
 
     def status(self, listed: list[SessionEntry], l1: Sequence[int], l2: Sequence[int]) -> Status:
         """A list with the number of all sessions, which is estimated where these are many."""
@@ -219,7 +221,8 @@ class PostgresStore:
         """None if there is no such document. Raises StoreError."""
         if known := self._recent.document(key):
             return known[0]
-        return self._ask(partial(rows.read_document, key=key))
+        question = partial(rows.read_document, key=key)
+        return self._find(question) if key.startswith(HIDDEN) else self._ask(question)
 
     def document_keys(self, prefix: str) -> list[str]:
         """Those that begin with `prefix`, which is not empty, in their order. Raises StoreError."""

@@ -415,7 +415,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=100)
     parser.add_argument("--turns", type=int, default=5, help="of each session")
     parser.add_argument("--clients", type=int, default=6, help="requests at once")
-    parser.add_argument("--seconds", type=float, default=80.0, help="over which the turns are sent, at least")
+    parser.add_argument("--seconds", type=float, default=60.0, help="over which the turns are sent, at least")
     given = parser.parse_args()
     began = time.monotonic()
 

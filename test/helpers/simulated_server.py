@@ -3,9 +3,10 @@
 Several engines share a database, which a process of its own writes to, as on a host with several devices.
 """
 
+import errno
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +22,11 @@ from turn_taking import World
 from rwkv_batch.engine import Engine, memory
 from rwkv_batch.runner.loading import LoadedModel
 from rwkv_batch.state import images
+from rwkv_batch.state.entries import Operation, StoreError
 from rwkv_batch.state.host import link, service
 from rwkv_batch.state.host.service import HostWriter
 from rwkv_batch.state.host.store import HostStore
-from rwkv_batch.state.log.protocol import SessionStore
+from rwkv_batch.state.log.protocol import Outcome, SessionStore
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.pool import savepoints
 from rwkv_batch.wire.protocol import Cancel, Event, GenerateRequest
@@ -88,6 +90,7 @@ class Server:
         self.network = Network(world)
         self.engines = [SimulatedEngine(f"engine {number}") for number in range(shape.engines)]
         self.answers: dict[str, list[Event]] = {}  # by the ids of requests
+        self.disk_is_full = False
         self._stores: dict[str, SessionStore] = {}  # by process, of those that run
         self._control, self._stop = self.network.pipe()
         if shape.database == "shared":
@@ -98,13 +101,26 @@ class Server:
     @contextmanager
     def patched(self) -> Iterator[None]:
         """What the product asks of the machine it asks of this one."""
+        commit = Store.commit
+
+        def commit_if_there_is_room(store: Store, groups: Sequence[Sequence[Operation]]) -> list[Outcome]:
+            if self.disk_is_full:
+                raise StoreError("The disk is full.")
+            return commit(store, groups)
+
+        def sync(descriptor: int) -> None:
+            self.world.pause()
+            if self.disk_is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
         with ExitStack() as patches:
             for owner, name, value in (
                 (link, "zmq", self.network.zmq),
                 (link, "socket", self.network.socket),
                 (service, "zmq", self.network.zmq),
-                (os, "fsync", lambda descriptor: self.world.pause()),
-                (os, "fdatasync", lambda descriptor: self.world.pause()),
+                (Store, "commit", commit_if_there_is_room),
+                (os, "fsync", sync),
+                (os, "fdatasync", sync),
                 (memory, "prefill_rate", lambda runner, tokens: self.shape.replay_rate),
                 (savepoints, "WORTHWHILE", 0.0),
                 (savepoints, "LEAST_TOKENS", self.shape.save_after),
@@ -167,22 +183,14 @@ class Server:
         del self._stores["database"]
 
     def _serve(self, each: SimulatedEngine) -> None:
-        world, shape = self.world, self.shape
-        store: SessionStore | None = None
-        if shape.database == "shared":
-            store = HostStore(self._folder / "sessions.db", ADDRESS)
-        elif shape.database == "file":
-            store = Store(self._folder / "sessions.db")
-        if store:
-            self._stores[each.name] = store
-
-        def wake() -> None:
-            each.awake = True
-            world.pause()
-
-        runner = HashRunner(WEIGHTS, shape.late, most_steps=4)
-        loaded = LoadedModel(WEIGHTS, runner, "hashed", 0)
-        engine = each.engine = Engine(loaded, store=store, wake=wake, device="cpu", **shape.options)
+        world = self.world
+        while True:  # the supervisor starts it again
+            try:
+                engine = each.engine = self._engine(each)
+                break
+            except StoreError:
+                self._forget(each.name)
+                world.sleep(0.1)
         each.serves = True
         while not each.stopping:
             world.wait(lambda: bool(each.inbox or each.awake or each.stopping or engine.busy))
@@ -196,6 +204,21 @@ class Server:
         self._answer(engine.collect())
         self._stores.pop(each.name, None)
         each.serves, each.ended = False, True
+
+    def _engine(self, each: SimulatedEngine) -> Engine:
+        shape, store = self.shape, None
+        if shape.database != "memory":
+            path = self._folder / "sessions.db"
+            store = HostStore(path, ADDRESS) if shape.database == "shared" else Store(path)
+            self._stores[each.name] = store
+
+        def wake() -> None:
+            each.awake = True
+            self.world.pause()
+
+        runner = HashRunner(WEIGHTS, shape.late, most_steps=4)
+        loaded = LoadedModel(WEIGHTS, runner, "hashed", 0)
+        return Engine(loaded, store=store, wake=wake, device="cpu", **shape.options)
 
     def _receive(self, engine: Engine, message: Any) -> None:
         key = (FRONTEND, message.id)

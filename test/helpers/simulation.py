@@ -53,7 +53,7 @@ class History:
         self.counted: Counter[str] = Counter()
         self._requests, self._left = requests, list[Call]()
         self._number = 0
-        self._deaths = self.draw.choice((0, 0, 1, 2)) if self.server.shape.database != "memory" else 0
+        self._mishaps = self.draw.choice((0, 1, 2, 3)) if self.server.shape.database != "memory" else 0
 
     def run(self) -> None:
         """Raises AssertionError where an answer is wrong, and Stuck where none comes."""
@@ -62,7 +62,7 @@ class History:
                 self.world.start("client", self._ask, f"client {number}")
                 for number in range(self.draw.choice((1, 1, 2, 3)))
             ]
-            self.world.start("deaths", self._kill, "fate")
+            self.world.start("mishaps", self._have_mishaps, "fate")
             try:
                 self.world.run(lambda: all(client.ended for client in clients), PATIENCE)
                 last = self.world.start("end", self._end, "client")
@@ -174,12 +174,18 @@ class History:
 
         def carry_out(sessions: Sessions) -> Outcomes:
             source = find(sessions, key)
+            if number == 0:
+                return put(sessions, key, None), "gone"
             if source is None or number > len(source.turns):
                 return sessions, "not_found"
-            return put(sessions, key, _first(source, number) if number else None), "ok"
+            return put(sessions, key, _first(source, number)), "ok"
+
+        def read(events: list[Event]) -> object:
+            outcome = _outcome(events)  # who comes to a session that has just been deleted may be too late
+            return "gone" if number == 0 and outcome in ("ok", "not_found") else outcome
 
         command = RewindSession(self._name(), key=key, turn=number)
-        self._call(Call(f"rewind {command.id} of {key} to {number}", carry_out), command, _outcome)
+        self._call(Call(f"rewind {command.id} of {key} to {number}", carry_out), command, read)
 
     def _delete(self) -> None:
         key = self.draw.choice(KEYS)
@@ -247,13 +253,20 @@ class History:
         self._number += 1
         return str(self._number)
 
-    # What dies, and the end
+    # What goes wrong, and the end
 
-    def _kill(self) -> None:
+    def _have_mishaps(self) -> None:
+        """Processes die, and the disk is full for a while."""
         server, world, draw = self.server, self.world, self.draw
-        for _ in range(self._deaths):
+        for _ in range(self._mishaps):
             world.sleep(draw.expovariate(20))
-            if server.shape.database == "shared" and draw.random() < 0.3:
+            if draw.random() < 0.3:
+                self.counted["times of a full disk"] += 1
+                server.disk_is_full = True
+                world.sleep(draw.expovariate(50))
+                server.disk_is_full = False
+                continue
+            if server.shape.database == "shared" and draw.random() < 0.4:
                 self.counted["deaths of the database's process"] += 1
                 server.kill_database()
                 world.sleep(draw.expovariate(50))

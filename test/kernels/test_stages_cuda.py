@@ -4,6 +4,7 @@ With one GPU both stages are on it, and with two on both. Under --emulated some 
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import emulated
@@ -22,7 +23,7 @@ from rwkv_batch.model.stages import layers_of_stages
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.inputs.handover import Handover, handover_bytes
 from rwkv_batch.ops.low_rank import readout_adapter
-from rwkv_batch.runner import groups
+from rwkv_batch.runner import backends, groups
 from rwkv_batch.runner.cuda_runner import CUDA_MODELS, CudaRunner
 from rwkv_batch.runner.protocol import LAST, NO_ADAPTERS, AdapterRoom, Batch, Draws, NewRow, Runner
 from rwkv_batch.runner.staged_runner import StagedRunner
@@ -267,13 +268,20 @@ def test_what_is_handed_over_is_what_was_sent():
 
 
 @on_gpu
-def test_an_engine_in_stages_says_what_one_gpu_says():
+@pytest.mark.usefixtures("small_groups")
+def test_an_engine_in_stages_says_what_one_gpu_says(monkeypatch):
+    """Many rows, whose steps are queued ahead, and rows that begin with a prefix of others."""
+    monkeypatch.setattr(backends, "StagedRunner", partial(StagedRunner, groups=2))
     names = [str(gpu) for gpu in GPUS[:2]]
     how, texts = Sampling(seed=5), []
     for device in (names[0], "+".join(names)):
-        engine = Engine(device=device, batch_invariant=True, max_rows=40, prefix_cache_mb=0)
-        rows = engine.generate([f"User: {n}\n\nAssistant:" for n in range(48)], max_tokens=24, sampling=how)
+        engine = Engine(device=device, batch_invariant=True, max_rows=40, prefix_cache_mb=64)
+        prompts = [f"User: {n}\n\nAssistant:" for n in range(48)]
+        rows = engine.generate(prompts, max_tokens=24, sampling=how)
+        for word in ("Then", "Now"):
+            prompts = ["Once upon a time there was a cat. " * 40 + f"{word} {n}" for n in range(6)]
+            rows += engine.generate(prompts, max_tokens=12, sampling=how)
         texts.append([row.text for row in rows])
-        assert isinstance(engine.runner, StagedRunner) == ("+" in device)
+        assert isinstance(engine.runner, StagedRunner) == ("+" in device) and engine.counts.cache_hits > 500
         engine.close()
     assert texts[0] == texts[1] and len(set(texts[0])) > 20

@@ -113,8 +113,10 @@ class PostgresConnection:
                     continue
                 lasts = self._outage.lasts(error)
                 if lasts or not waits or self._closed or self._is_refused(error):
+                    # Where it has been reached clients get the sentence, and the reason is for the log alone.
+                    reason = "" if self._outage.has_been_reached else f" ({one_line(error)})"
                     raise StoreAway(
-                        f"The database of sessions cannot be reached ({one_line(error)}); try again later."
+                        f"The database of sessions cannot be reached{reason}; try again later."
                     ) from None
                 time.sleep(TRY_AGAIN)
 

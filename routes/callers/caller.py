@@ -30,6 +30,7 @@ class Caller:
     def __init__(self, hashes: bool = False) -> None:
         self.role = Role.UNKNOWN
         self.key: Key | None = None
+        self.limited = False  # whether the key has limits
         self.owner = ""  # the key in whose name it asks; "": what belongs to no key
         self.owner_asked = False  # whether the operator has named that one
         self.trace: RequestTrace | None = None  # with --traces
@@ -46,7 +47,7 @@ class Caller:
 
     def is_key(self, key: Key) -> None:
         """It has sent this key."""
-        self.key, self.owner = key, key.name
+        self.key, self.owner, self.limited = key, key.name, key.limited
         self.role = Role.OPERATOR if key.admin else Role.KEY
 
     def is_anyone(self) -> None:

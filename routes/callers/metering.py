@@ -40,26 +40,18 @@ class Accounts:
         self._silent = False
         threading.Thread(target=self._write_always, name="usage", daemon=True).start()
 
-    def used(
-        self, caller: Caller, requests: int = 0, prompt: int = 0, cached: int = 0, completion: int = 0
-    ) -> None:
-        """Count what the caller has had of its model."""
-        place, numbers = (
-            (caller.name, caller.served.model, int(time.time()) // DAY),
-            (
-                requests,
-                prompt,
-                cached,
-                completion,
-            ),
-        )
+    def began(self, caller: Caller, requests: int, prompt: int, cached: int) -> None:
+        """The engine has accepted prompts of the caller, of so many tokens."""
         with self._lock:
-            counts = self._used.setdefault(place, [0, 0, 0, 0])
-            for at, number in enumerate(numbers):
-                counts[at] += number
-            if (key := caller.key) and key.limited:
-                _, before = self._spent.get(key.place, (key, 0))
-                self._spent[key.place] = key, before + prompt + completion
+            counts = self._counts_of(caller, prompt)
+            counts[0] += requests
+            counts[1] += prompt
+            counts[2] += cached
+
+    def drew(self, caller: Caller, tokens: int) -> None:
+        """So many tokens go into the reply to the caller."""
+        with self._lock:
+            self._counts_of(caller, tokens)[3] += tokens
 
     def spend(self) -> None:
         """Take from the limits what has been used until now."""
@@ -107,6 +99,17 @@ class Accounts:
         self.write()
         with self._writing:
             return self._store.read(key, first, last)
+
+    def _counts_of(self, caller: Caller, tokens: int) -> list[int]:
+        """What is counted for the caller and not written yet. tokens: which its limits have to pay."""
+        if caller.limited and (key := caller.key):
+            _, before = self._spent.get(key.place, (key, 0))
+            self._spent[key.place] = key, before + tokens
+        place = caller.name, caller.served.model, int(time.time()) // DAY
+        counts = self._used.get(place)
+        if counts is None:
+            counts = self._used[place] = [0, 0, 0, 0]
+        return counts
 
     def _put_back(self, used: dict[tuple[str, str, int], list[int]]) -> None:
         with self._lock:
@@ -174,7 +177,7 @@ class MeteredJob(Job):
         if deltas:
             tokens = self.caller.served.drew(self._number, deltas)
             if self._accounts:
-                self._accounts.used(self.caller, completion=tokens)
+                self._accounts.drew(self.caller, tokens)
         if self.exhausted:
             self._end()
         return deltas
@@ -190,7 +193,7 @@ class MeteredJob(Job):
         self.caller.served.prompt_tokens += prompt
         self.caller.served.cached_tokens += cached
         if self._accounts:
-            self._accounts.used(self.caller, int(self._number == 1), prompt, cached)
+            self._accounts.began(self.caller, int(self._number == 1), prompt, cached)
 
     def _end(self) -> None:
         """Once: its rows do not count any more, and all that it has used does."""
@@ -198,7 +201,7 @@ class MeteredJob(Job):
             metered, self._metered = self._metered, False
         if metered and (accounts := self._accounts):
             accounts.jobs.discard(self)
-            if (key := self.caller.key) and key.limited:
+            if self.caller.limited and (key := self.caller.key):
                 accounts.spend()
                 accounts.ledger.release(key, self.rows)
             accounts.write_soon()

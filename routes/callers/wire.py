@@ -84,7 +84,7 @@ class CallerWire:
             request = replace(request, traced=True)
             caller.trace.requests.append(request)
         rows = len(request.prompts) * request.n
-        if (key := caller.key) and key.limited and self._accounts:
+        if caller.limited and (key := caller.key) and self._accounts:
             self._admit(key, rows)
         number = caller.served.submitted(request)
         kind = partial(MeteredJob, caller=caller, accounts=self._accounts, number=number)

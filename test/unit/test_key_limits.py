@@ -272,7 +272,8 @@ def test_what_cannot_be_written_yet_is_written_later(file, monkeypatch, caplog):
 
     monkeypatch.setattr(UsageStore, "add", added)
     for _ in range(3):
-        accounts.used(caller, requests=1, prompt=10, completion=5)
+        accounts.began(caller, 1, 10, 0)
+        accounts.drew(caller, 5)
         accounts.write()
     full[0] = False
     (used,) = accounts.read_now("alice", "0000-00-00", "9999-99-99")

@@ -181,6 +181,26 @@ def test_a_turn_without_a_key_is_not_sent_twice(stubs: list[Stub], way_in: httpx
     assert reply.status_code == 502 and "Idempotency-Key" in reply.json()["error"]
 
 
+@pytest.mark.parametrize(
+    ("path", "key", "again"),
+    [
+        ("/v1/responses", KEY, True),
+        ("/v1/responses", {}, False),
+        ("/v1/completions", {}, True),
+        ("/v1/models/load", KEY, False),
+    ],
+)
+def test_what_changes_something_without_a_session_is_sent_again_if_its_key_says_so(
+    stubs: list[Stub], way_in: httpx.Client, path: str, key: dict[str, str], again: bool
+):
+    stubs[0].mode = stubs[1].mode = "breaks"
+    found = set()
+    for _ in range(6):
+        with httpx.Client(base_url=way_in.base_url) as client:
+            found.add(client.post(path, json={"input": "x"}, headers=key).status_code)
+    assert (502 in found) is not again
+
+
 def test_metrics_are_not_for_outside(way_in: httpx.Client):
     url = str(way_in.base_url).rstrip("/")
     paths = ("/metrics", "/stats?password=W", "//metrics/", "/stats//")

@@ -443,7 +443,10 @@ class Supervisor:
                 self._lose(engine)
             frontends -= ready
         for engine in self._living:
-            engine.child.send(Stop())
+            if self._began and engine.serving is None:  # it is starting again, and has nothing to store
+                engine.child.process.kill()
+            else:
+                engine.child.send(Stop())
         self._await_end([engine.child for engine in self._living], self._databases)
         self._await_end(self._databases.stop())
         return 0

@@ -107,10 +107,10 @@ class ServerCrashes:
 
     def _event(self) -> None:
         kind = self._draw.choices(EVENTS, WEIGHTS)[0]
+        if kind.endswith("engine"):  # so that one is left
+            until(lambda: len(self._ready()) > 1, PATIENCE)
         found, ready = self.server.children(), self._ready()
         engines = [name for name in found if name in ready]
-        if kind.endswith("engine") and len(engines) < 2:
-            kind = "kill database"
         self.tally.events[kind] += 1
         names = {
             "kill database": [name for name in found if name.endswith(".db")],

@@ -1,9 +1,7 @@
 """Starts the engine and the front ends, restarts what dies, drains on a signal and leaves nothing behind."""
 
-import contextlib
 import errno
 import gc
-import http.client
 import logging
 import os
 import signal
@@ -21,6 +19,7 @@ from rwkv_batch.logs import begin_logging
 from rwkv_batch.ops.compiled.bytecode import keep_bytecode
 from rwkv_batch.ops.cuda.context import pci_address, prepare_context
 from rwkv_batch.ops.torch_libraries import loading_libraries
+from rwkv_batch.processes.announcing import announce
 from rwkv_batch.processes.changes import ChangeQueue
 from rwkv_batch.processes.child import Child
 from rwkv_batch.processes.cores import stay_near
@@ -36,7 +35,6 @@ from rwkv_batch.wire.supervision import (
     ChangeWanted,
     DatabaseNeeded,
     Drain,
-    EngineInfo,
     EngineLost,
     FrontendLost,
     LoadFailure,
@@ -50,8 +48,6 @@ from rwkv_batch.wire.supervision import (
 SAVE_SECONDS = 60.0  # the engine's time to commit what is not stored yet, once no request is running
 CUT_OFF_SECONDS = 2.0  # the front ends' time, past the deadline, to end the requests that are still running
 RESTART_PAUSE = 0.5  # seconds between restarts of something that dies at once
-ANSWER_SECONDS = 20  # until it is said that no front end answers
-PROBE_PAUSE = 0.05  # seconds until a front end that has not answered is asked again
 ENGINE_RESTARTS = 3  # in a row, without having become ready
 FRONTEND, BATCHES = "frontend", "batches"  # kinds of front ends
 COUNTS = "counts"  # in the runtime folder: where front ends count
@@ -470,64 +466,6 @@ class Supervisor:
         for child in [*self._frontends, *engines, *self._databases.children]:
             child.process.kill()
             child.close()
-
-
-def describe(models: list[EngineInfo], frontend: FrontendConfig, engines: int = 1) -> str:
-    """What is served, where, and a command that is answered at once; between blank lines."""
-    secret = "password" if frontend.keys is None else "key"
-    guarded = frontend.password is not None or frontend.keys is not None
-    access = f"{secret} on every route" if guarded else "no password"
-    if guarded and not frontend.protect_translate:
-        access += " but /translate, which is open (--protect-translate closes it)"
-    where = f" in {engines} engines" if engines > 1 else ""
-    served = [
-        f"{info.model}: {info.layers} layers, width {info.width}, {info.parameters:,} parameters, "
-        f"{info.dtype} on {info.device}, {info.slots} slots{where}, {access}"
-        for info in models
-    ]
-    url = _url(frontend.host, frontend.port)
-    here = _url(_here(frontend.host), frontend.port)
-    key = f" -H 'Authorization: Bearer {secret.upper()}'" if guarded else ""
-    chat = '{"messages": [{"role": "user", "content": "Hello!"}]}'
-    page = [f"  page        {here}/"] if frontend.page else []
-    lines = [
-        "",
-        *(f"  {line}" for line in served),
-        "",
-        f"  ready on    {url}",
-        *page,
-        f"  try         curl {here}/v1/chat/completions{key} -d '{chat}'",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _here(host: str) -> str:
-    """An address under which this machine reaches the server."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def announce(models: list[EngineInfo], frontend: FrontendConfig, engines: int = 1) -> None:
-    """Say what is served as soon as it is: when a front end has answered a request."""
-    host, silent_since = _here(frontend.host), time.monotonic()
-    while True:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            connection = http.client.HTTPConnection(host, frontend.port, timeout=ANSWER_SECONDS)
-            with contextlib.closing(connection):
-                connection.request("GET", "/health")
-                if connection.getresponse().status == 200:
-                    print(describe(models, frontend, engines), file=sys.stderr, flush=True)
-                    return
-        if time.monotonic() - silent_since > ANSWER_SECONDS:
-            log.error(
-                "the front ends have not answered on %s:%d for %d s", host, frontend.port, ANSWER_SECONDS
-            )
-            silent_since = time.monotonic()
-        time.sleep(PROBE_PAUSE)
 
 
 def refuse(message: str) -> int:

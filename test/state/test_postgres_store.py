@@ -18,6 +18,8 @@ from postgres_server import PostgresServer
 from postgres_writer import KEY
 from stores import chain, do, has, next_turn, put_image, session, unknown_past
 
+from rwkv_batch.config import EngineConfig
+from rwkv_batch.engine.startup import open_store
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import (
     HIDDEN,
@@ -114,6 +116,14 @@ def test_what_cannot_be_reached_is_said_without_its_password(
 def test_a_database_that_refuses_a_server_is_not_waited_for(postgres: PostgresServer, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match='role "nobody"'):
         PostgresStore(postgres.url.replace("postgres@", "nobody@"), tmp_path, patience=1e9)
+
+
+def test_without_psycopg_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.startswith("rwkv_batch.state.postgres")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(StoreError, match=r"needs psycopg; pip install -r requirements-cluster\.txt\.$"):
+        open_store(EngineConfig(state_db="postgresql://h/d"))
 
 
 # What others do at the same time

@@ -19,6 +19,7 @@ from rwkv_batch.audit import verify
 from rwkv_batch.keys import records
 from rwkv_batch.keys.records import Key
 
+pytestmark = pytest.mark.thorough
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 MIXED = 150  # requests; bench/key_usage.py sends 10,000
 

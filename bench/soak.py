@@ -32,7 +32,7 @@ STREAMED = ("stream", "long stream", "cancelled")
 ROWS = 6  # prompts of a request of several
 CHAT = "/v1/chat/completions"
 AFTER_KILL = 10.0  # seconds for which a stream may end with an error
-PATIENCE = 60.0  # seconds for a reply
+PATIENCE = 300.0  # seconds for a reply; a machine that others keep busy may stand still for long
 PARTS = 10  # of the run, after each of which the memory is read
 GROWTH = 1.1  # of the memory of all front ends, from the third part on, that is still flat,
 WARM = 100_000  # requests, from which on it is looked at
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str]) -> int:
             with tqdm(total=options.requests, unit="request", disable=None) as bar:
                 running = asyncio.create_task(soak.run(options.clients, options.kill_every, bar))
                 while not running.done():
-                    if bar.n >= options.requests * len(held) / PARTS:
+                    if sum(soak.found.values()) >= options.requests * len(held) / PARTS:
                         held.append(memory(host))
                     await asyncio.wait([running], timeout=1)
                 await running

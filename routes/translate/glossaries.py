@@ -30,7 +30,7 @@ from rwkv_batch.wire.commands import GetDocument, ListDocuments, PutDocument, Re
 
 NAMES, ENTRIES = "glossary:", "glossary-entries:"  # what the keys of documents begin with
 MOST_GLOSSARIES = 1000
-MOST_KEPT = 16  # glossaries that a front end keeps in the form in which terms are found
+MOST_KEPT = 4  # glossaries that a front end keeps as terms are found, each in at most some 50 MB
 ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 TSV = "text/tab-separated-values; charset=utf-8"
 CREATED = 201
@@ -136,7 +136,7 @@ async def stored_glossary(front: Frontend, http: HttpRequest, fields: Json) -> G
         if isinstance(asked, str) and (language := find(asked)) and deepl_code(language.code).lower() != own:
             languages = f"{glossary.source.upper()} to {glossary.target.upper()}"
             raise native_field("glossary_id", f"this glossary is for translations from {languages}")
-    return _terms(glossary, await _entries(front, glossary))
+    return await asyncio.to_thread(_terms, glossary, await _entries(front, glossary))
 
 
 def read_entries(text: str, kind: str) -> Entries:

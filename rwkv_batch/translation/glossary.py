@@ -105,7 +105,7 @@ class _Forms:
 class Terms:
     """The terms for one pair of languages, looked up in texts."""
 
-    def __init__(self, terms: Iterable[Term], after: "Terms | None" = None) -> None:
+    def __init__(self, terms: Iterable[Term], after: Iterable["Terms"] = ()) -> None:
         """Of two that have a form in common the first counts. `after`: others, which count behind these.
 
         Those whose case counts go before those whose case does not.
@@ -114,7 +114,8 @@ class Terms:
         for term in terms:
             for number, form in enumerate(term.source):
                 (exact if term.exact else loose).add(form, number, term)
-        self._layers: list[_Forms] = [*filter(None, (exact, loose)), *(after._layers if after else ())]
+        self._layers: list[_Forms] = [*filter(None, (exact, loose))]
+        self._layers += [forms for each in after for forms in each._layers]
 
     def __bool__(self) -> bool:
         return bool(self._layers)
@@ -142,12 +143,15 @@ class Glossary:
     """Terms for any pair of languages. Of two that have a form in common the first counts."""
 
     terms: tuple[Term, ...] = ()
-    after: "Glossary | None" = None  # what counts behind these
+    after: tuple["Glossary", ...] = ()  # what counts behind these, in this order
     _pairs: dict[tuple[str, str], Terms] = field(default_factory=dict, init=False, repr=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.terms or self.after)
 
     def pair(self, source: str, target: str) -> Terms:
         """Those for texts in these languages, which may be codes or names; "auto" is any."""
-        if not (self.terms or self.after):
+        if not self:
             return NO_TERMS
         made = self._pairs.get((source, target))
         if made is None:
@@ -156,15 +160,15 @@ class Glossary:
                 for term in self.terms
                 if _is_for(term.source_language, source) and _is_for(term.target_language, target)
             )
-            made = Terms(own, self.after.pair(source, target) if self.after else None)
+            made = Terms(own, [each.pair(source, target) for each in self.after])
             if len(self._pairs) >= MOST_PAIRS:
                 self._pairs.clear()
             self._pairs[source, target] = made
         return made
 
     def before(self, other: "Glossary") -> "Glossary":
-        """This one, and what another one has besides."""
-        return Glossary(self.terms, other) if self.terms else other
+        """This one, and what another one has besides. Each keeps its own terms as they are looked up."""
+        return Glossary(after=(self, other)) if self and other else self or other
 
 
 def _is_for(named: str, language: str) -> bool:

@@ -56,6 +56,8 @@ def test_terms_of_the_request_go_before_stored_ones(server, stored):
     body = ASKED | {"glossary_id": stored["glossary_id"], "glossary": {"world": "Welt", "hello": "Servus"}}
     answer = server.http.post("/v2/translate", json=body).json()
     assert "Servus Welt" in answer["translations"][0]["text"]
+    answer = server.http.post("/v2/translate", json=body | {"text": ["Hello big dog"]}).json()
+    assert "Servus Hofhund" in answer["translations"][0]["text"], "the stored ones count behind them"
 
 
 def test_a_stored_glossary_is_for_its_languages(server, stored):

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from rwkv_batch.translation.glossary import GlossaryError, from_pairs, parse, places
+from rwkv_batch.translation import glossary as glossary_module
+from rwkv_batch.translation.glossary import NO_GLOSSARY, GlossaryError, from_pairs, parse, places
 
 
 def found(glossary: str, text: str, source: str = "en", target: str = "de") -> list[tuple[str, str]]:
@@ -66,6 +67,29 @@ def test_the_work_for_a_text_does_not_grow_with_the_lengths_of_terms():
         return count.total()
 
     assert calls("一" * 20_000) == calls("三")
+
+
+def test_each_of_three_glossaries_counts_behind_those_before_it():
+    own, stored, ours = (
+        from_pairs(pairs) for pairs in ({"a": "own"}, {"a": "x", "b": "stored"}, {"b": "y", "c": "ours"})
+    )
+    for glossary in (own.before(stored).before(ours), own.before(stored.before(ours))):
+        assert [each.wanted for each in glossary.pair("en", "de").find("a b c")] == ["own", "stored", "ours"]
+    assert own.before(NO_GLOSSARY) is own and NO_GLOSSARY.before(own) is own
+
+
+def test_what_finds_terms_is_kept_beside_other_glossaries(monkeypatch):
+    made = []
+    real = glossary_module.AhoCorasick
+    monkeypatch.setattr(
+        glossary_module, "AhoCorasick", lambda forms, **how: made.append(list(forms)) or real(forms, **how)
+    )
+    stored, ours = from_pairs({"dog": "Hund"}), from_pairs({"cat": "Katze"})
+    for wanted in ("Bude", "Haus"):
+        glossary = from_pairs({"house": wanted}).before(stored).before(ours)
+        found = glossary.pair("en", "de").find("a dog, a cat, a house")
+        assert [each.wanted for each in found] == ["Hund", "Katze", wanted]
+    assert len(made) == 4, "of the two that stay once"
 
 
 def test_terms_whose_case_counts_go_before_others():

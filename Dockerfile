@@ -20,8 +20,9 @@ FROM python:3.12-slim AS base
 RUN useradd --uid 1000 --create-home rwkv \
     && install -d -o rwkv -g rwkv /data /models /home/rwkv/.cache /home/rwkv/.cache/rwkv-batch
 WORKDIR /app
-COPY requirements.txt requirements-base.txt requirements-traces.txt ./
-RUN pip install --no-cache-dir -r requirements-base.txt -r requirements-traces.txt
+COPY requirements.txt requirements-base.txt requirements-cluster.txt requirements-traces.txt ./
+# With what --state-db postgresql://... and --traces need.
+RUN pip install --no-cache-dir -r requirements-base.txt -r requirements-cluster.txt -r requirements-traces.txt
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 VOLUME ["/data", "/models"]
 EXPOSE 8000

@@ -137,6 +137,16 @@ def test_the_kernels_are_those_that_the_server_looks_for(stage: str, tmp_path: P
     assert done.stdout.split() == [build.recipe(arch).digest() for arch in ("80", "90a")]
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_builder_gets_what_a_stage_copies(stage: str, tmp_path: Path):
+    copied(stage, tmp_path)
+
+
+def test_images_can_keep_sessions_in_postgresql_and_send_traces():
+    (install,) = [text for name, text in STAGES["base"] if name == "RUN" and "pip install" in text]
+    assert {"requirements-cluster.txt", "requirements-traces.txt"} <= set(install.split())
+
+
 def test_an_image_runs_as_a_user_in_whose_cache_the_kernels_are():
     assert {value(target, "USER") for target in ("cpu", "cuda")} == {"1000:1000"}
     assert "useradd --uid 1000 --create-home rwkv" in "".join(text for _, text in STAGES["base"])

@@ -7,7 +7,7 @@ in stop to send new requests, and the server drains.
     options   of `Server`, in serve.yaml as `args` of the application
         flags         of app.py, such as {"--model-path": "/models/rwkv7-g1-1.5b.pth"}; None: a flag alone
         host          where it listens; None: at the address of its node
-        python        the interpreter that has the server's packages, seen from the repository's folder; None: this one
+        python        the interpreter that has the server's packages, from the repository's folder; None: this
         slots         most servers that there may be; the ways in have as many (haproxy.py --slots)
         start_seconds until the server answers
 """

@@ -126,6 +126,7 @@ def test_a_session_goes_to_one_server_however_it_is_named(way_in: httpx.Client):
         home(way_in, name),
         way_in.get("/", headers={"X-RWKV-Session-Id": name.encode()}).text,
         way_in.post("/", content=b"{}", headers={"X-Session-Id": name.encode()}).text,
+        way_in.post("/", content=b"[]", headers={"X-RWKV-Session-Id": f"{name}:a, b".encode()}).text,
         way_in.post("/", content=raw.encode()).text,
         way_in.get("/v1/state/history", params={"session_id": name}).text,
         way_in.post("/v1/state/import", params={"session_id": f"{name}:2"}, content=b"\0file").text,
@@ -151,6 +152,17 @@ def test_responses_of_one_chat_go_to_one_server(way_in: httpx.Client):
         way_in.delete(f"/v1/responses/resp_{tag}{9:024}").text,
     }
     assert len(found) == 1
+
+
+def test_files_and_batches_go_to_one_server(way_in: httpx.Client):
+    found = {
+        *(way_in.post(path, content=b"x").text for path in ("/v1/files", "/openai/v1/batches") * 2),
+        way_in.post("/v1/batches", json={"session_id": "other"}, headers={"X-Session-Id": "user 3"}).text,
+        *(way_in.get(f"/v1/{path}").text for path in ("files/file-1/content", "batches", "batches/batch_1")),
+    }
+    assert len(found) == 1
+    others = Counter(way_in.post("/v1/batch/completions", json={"contents": ["x"]}).text for _ in range(6))
+    assert len(others) == 3
 
 
 def test_sessions_are_spread_and_so_is_everything_else(way_in: httpx.Client):
@@ -188,12 +200,19 @@ def test_a_turn_without_a_key_is_not_sent_twice(stubs: list[Stub], way_in: httpx
         ("/v1/responses", {}, False),
         ("/v1/completions", {}, True),
         ("/v1/models/load", KEY, False),
+        ("/FIM/v1/batch-FIM", {}, True),
+        ("/v1/batches", KEY, False),
+        ("/state/chat/completions", {}, False),
+        ("/v1/chat/completions", {"Content-Encoding": "gzip"}, False),
+        ("/v1/chat/completions", {"Content-Encoding": "gzip"} | KEY, True),
     ],
 )
 def test_what_changes_something_without_a_session_is_sent_again_if_its_key_says_so(
     stubs: list[Stub], way_in: httpx.Client, path: str, key: dict[str, str], again: bool
 ):
-    stubs[0].mode = stubs[1].mode = "breaks"
+    used = {way_in.post(path, json={"input": "x"}, headers=key).text for _ in range(6)}
+    for stub in stubs:  # one answers that there is to send it to again
+        stub.mode = "breaks" if str(stub.number) in (used if len(used) == 1 else "12") else "ready"
     found = set()
     for _ in range(6):
         with httpx.Client(base_url=way_in.base_url) as client:
@@ -205,6 +224,9 @@ def test_metrics_are_not_for_outside(way_in: httpx.Client):
     url = str(way_in.base_url).rstrip("/")
     paths = ("/metrics", "/stats?password=W", "//metrics/", "/stats//")
     assert [way_in.get(url + path).status_code for path in paths] == [404] * 4
+    for target in (f"{url}/metrics", f"{url}/stats?a=b", "/%6Detrics", "/stats%2F"):
+        reply = way_in.send(way_in.build_request("GET", "/", extensions={"target": target.encode()}))
+        assert reply.status_code == 404, target
     assert way_in.get(f"{url}/stats-of-mine").status_code == 200
 
 

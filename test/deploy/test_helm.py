@@ -1,5 +1,6 @@
 """The chart of deploy/helm: its parts name each other rightly, whatever the values are."""
 
+import re
 from typing import Any
 
 import helm_python
@@ -63,6 +64,24 @@ def test_no_password_is_in_an_object():
     assert files == [f"{mounts[volume['name']]}/{name}" for name in ("password", "metrics-password")]
     plain = rendered()["StatefulSet", "big-server"]["spec"]["template"]["spec"]["containers"][0]
     assert not any("password" in word for word in plain["args"])
+
+
+def test_flags_are_words_that_a_server_takes():
+    flags = {"--replay-tokens": 12_000_000, "--batch-invariant": True, "--l3-gb": 0.5, "--wkv": "fp16"}
+    pod = rendered(servers={"flags": flags})["StatefulSet", "big-server"]["spec"]["template"]["spec"]
+    words = set(pod["containers"][0]["args"])
+    assert {"--replay-tokens=12000000", "--batch-invariant", "--l3-gb=0.5", "--wkv=fp16"} <= words
+    with pytest.raises(Exception, match="--batch-invariant is false"):
+        rendered(servers={"flags": {"--batch-invariant": False}})
+
+
+def test_haproxy_ends_after_it_is_asked_no_more_and_its_streams_have():
+    objects = rendered()
+    pod = objects["Deployment", "big-haproxy"]["spec"]["template"]["spec"]
+    _, seconds = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    file = objects["ConfigMap", "big-haproxy"]["data"]["haproxy.cfg"]
+    (streams,) = re.findall(r"^    hard-stop-after (\d+)s$", file, re.MULTILINE)
+    assert pod["terminationGracePeriodSeconds"] > int(seconds) + int(streams)
 
 
 def test_a_gpu_is_asked_for_only_where_there_is_one():

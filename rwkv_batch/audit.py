@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 FIRST = "0" * 64  # what the first line has for the hash of the one before
+MOST_AT_ONCE = 1000  # lines of a write: what a full disk refuses is made anew each time
 MOST_WAITING = 100_000  # lines that wait for a disk that is full; older ones are lost, and counted
 RETRY_SECONDS = 1.0
 TAIL = 65536  # bytes at the end of the file in which the last line is
@@ -84,7 +85,8 @@ class AuditLog:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
-                entries, self._waiting = self._waiting, deque()
+                count = min(len(self._waiting), MOST_AT_ONCE)
+                entries = [self._waiting.popleft() for _ in range(count)]
                 (lost, self._lost), closing = (self._lost, 0), self._closed
             if entries and not self._write(entries, lost):
                 with self._changed:
@@ -93,7 +95,7 @@ class AuditLog:
                     if closing:
                         return
                     self._changed.wait_for(lambda: self._closed, RETRY_SECONDS)
-            elif closing:
+            elif closing and not self._waiting:
                 return
 
     def _write(self, entries: Iterable[dict[str, Any]], lost: int) -> bool:

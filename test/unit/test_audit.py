@@ -137,6 +137,30 @@ def test_lines_that_do_not_fit_in_memory_are_counted(file, monkeypatch):
     assert check(file)[0] == len(entries) < 6
 
 
+def test_a_full_disk_has_few_lines_made_anew(file, monkeypatch):
+    """Whatever waits: making all of them anew each second would take time from what is served."""
+    monkeypatch.setattr(audit, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(audit, "RETRY_SECONDS", 0.001)
+    sizes, wrote, tried, room = [], os.write, threading.Event(), threading.Event()
+
+    def broken(descriptor: int, data: memoryview) -> int:
+        if room.is_set():
+            return wrote(descriptor, data)
+        sizes.append(bytes(data).count(b"\n"))
+        if len(sizes) > 3:
+            tried.set()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(audit.os, "write", broken)
+    log = AuditLog(file)
+    for number in range(9):
+        log.add({"id": number})
+    assert tried.wait(10)
+    room.set()
+    log.close()
+    assert max(sizes) <= 2 and check(file)[0] == 9
+
+
 def test_hashes_of_texts():
     assert text_hash(["hello"]) == hashlib.sha256(b"hello").hexdigest()
     parts = [hashlib.sha256(text).hexdigest() for text in (b"a", b"b")]

@@ -4,7 +4,9 @@ import logging
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -32,9 +34,10 @@ class Accounts:
         self.jobs: set[MeteredJob] = set()  # under way
         self._store = UsageStore(usage_file(path))
         self._counts = KeyCounts()
-        self._lock = threading.Lock()  # of these two:
+        # A stream that the garbage collector finds ends its job in the thread that runs, which may hold this.
+        self._lock = threading.RLock()
         self._used: dict[tuple[str, str, int], list[int]] = {}  # by name, model and day; not written yet
-        self._spent: dict[int, tuple[Key, int]] = {}  # by place; tokens that the ledger does not have yet
+        self._spent = deque[tuple[Key, int]]()  # tokens that the ledger does not have yet
         self._writing = threading.Lock()
         self._due = threading.Event()
         self._silent = False
@@ -55,8 +58,11 @@ class Accounts:
 
     def spend(self) -> None:
         """Take from the limits what has been used until now."""
-        with self._lock:
-            spent, self._spent = self._spent, {}
+        spent: dict[int, tuple[Key, int]] = {}  # by place
+        with suppress(IndexError):  # another thread may take the rest
+            while self._spent:
+                key, tokens = self._spent.popleft()
+                spent[key.place] = key, tokens + spent.get(key.place, (key, 0))[1]
         if spent:
             self.ledger.spend(spent.values())
 
@@ -68,9 +74,13 @@ class Accounts:
         self.spend()
         if self.keys.refresh():
             for job in list(self.jobs):
-                if job.caller.key and self.keys.is_revoked(job.caller.key):
-                    job.put(Failed(job.request.id, REVOKED))
-                    job.cancel()
+                self.end_if_revoked(job)
+
+    def end_if_revoked(self, job: "MeteredJob") -> None:
+        """End a job whose key is not taken any more."""
+        if job.caller.key and self.keys.is_revoked(job.caller.key):
+            job.put(Failed(job.request.id, REVOKED))
+            job.cancel()
 
     def write(self) -> None:
         """Write to the file what has been used until now. What it does not take is kept."""
@@ -103,13 +113,9 @@ class Accounts:
     def _counts_of(self, caller: Caller, tokens: int) -> list[int]:
         """What is counted for the caller and not written yet. tokens: which its limits have to pay."""
         if caller.limited and (key := caller.key):
-            _, before = self._spent.get(key.place, (key, 0))
-            self._spent[key.place] = key, before + tokens
+            self._spent.append((key, tokens))
         place = caller.name, caller.served.model, int(time.time()) // DAY
-        counts = self._used.get(place)
-        if counts is None:
-            counts = self._used[place] = [0, 0, 0, 0]
-        return counts
+        return self._used.setdefault(place, [0, 0, 0, 0])
 
     def _put_back(self, used: dict[tuple[str, str, int], list[int]]) -> None:
         with self._lock:

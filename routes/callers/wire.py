@@ -41,6 +41,7 @@ from rwkv_batch.wire.commands import (
 )
 from rwkv_batch.wire.host.merging import TIERS
 from rwkv_batch.wire.protocol import (
+    OWNER,
     REQUEST_BYTES,
     CommandReply,
     GenerateRequest,
@@ -52,6 +53,7 @@ from rwkv_batch.wire.protocol import (
 from rwkv_batch.wire.supervision import Serving
 
 PAGE = 1000  # sessions that are asked for at once
+BEHIND_OWNERS = chr(ord(OWNER) + 1)  # which follows all names that have an owner
 # Which anyone may ask who may use the server at all.
 HARMLESS = ListAdapters | ListModels | ListStartStates | Tokenize | Detokenize
 OF_SESSIONS = DeleteSession | ForkSession | SessionHistory | RewindSession | ExportSession | ImportSession
@@ -87,8 +89,11 @@ class CallerWire:
         if caller.limited and (key := caller.key) and self._accounts:
             self._admit(key, rows)
         number = caller.served.submitted(request)
-        kind = partial(MeteredJob, caller=caller, accounts=self._accounts, number=number)
-        return self._wire.submit(request, kind)
+        make = partial(MeteredJob, caller=caller, accounts=self._accounts, number=number)
+        job = self._wire.submit(request, make)
+        if self._accounts and isinstance(job, MeteredJob):  # the key may have been revoked since it was sent
+            self._accounts.end_if_revoked(job)
+        return job
 
     async def ask(self, command: Command) -> CommandReply:
         """Send a command in the caller's name; see Wire."""
@@ -109,6 +114,8 @@ class CallerWire:
                 return await self._wire.ask(command)
             case ListRequests():
                 return await self._requests(command)
+            case PauseRequest() if caller.key and not caller.key.sessions:
+                raise not_allowed("pause requests, which stores them")
             case StopRequest(name=name) | PauseRequest(name=name):
                 return await self._wire.ask(replace(command, name=await self._request(command, name)))
             case GetDocument(key=key) | RemoveDocument(key=key) if key.startswith(PAUSED):
@@ -182,7 +189,8 @@ class CallerWire:
             return turn
         names = {name: getattr(turn, name) for name in ("source", "target", "branch")}
         mine = {name: self._owned(stored) for name, stored in names.items() if stored is not None}
-        request = self._digest(turn.request) if turn.request else b""
+        resumed = any(owner_and_name(stored)[0] for stored in names.values() if stored is not None)
+        request = turn.request if resumed or not turn.request else self._digest(turn.request)
         return replace(turn, request=request, **mine)
 
     def _owned(self, name: str) -> str:
@@ -220,8 +228,8 @@ class CallerWire:
 
     async def _sessions(self, command: ListSessions) -> CommandReply:
         """Those of the caller, in the order of their names. They stand together, behind its mark."""
-        if not self._caller.owner:
-            return await self._wire.ask(command)
+        if not self._caller.owner:  # those of no key come behind all others
+            return await self._wire.ask(replace(command, after=max(command.after or "", BEHIND_OWNERS)))
         mark, mine = owned(self._caller.owner, ""), []
         page = replace(command, after=mark, limit=PAGE)
         while True:

@@ -73,7 +73,9 @@ class Ledger:
     """One for each front end. Safe to use from any thread. Raises KeysError."""
 
     def __init__(self, path: str | Path) -> None:
-        self._threads = threading.Lock()
+        # A stream that the garbage collector finds ends its job in the thread that runs, which may be in here.
+        self._threads = threading.RLock()
+        self._holds = False  # the lock of the file
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             os.posix_fallocate(self._file, 0, SIZE)  # written as memory: without room a page ends the process
@@ -199,11 +201,16 @@ class Ledger:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with self._threads:
-            self._lock(fcntl.F_WRLCK, 0, wait=True)
+            if self._holds:
+                yield
+                return
+            self._holds = True
             try:
+                self._lock(fcntl.F_WRLCK, 0, wait=True)
                 yield
             finally:
                 self._lock(fcntl.F_UNLCK, 0)
+                self._holds = False
 
     def _try_lock(self, holder: int) -> bool:
         try:

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
@@ -23,6 +24,7 @@ from msgspec.structs import replace
 
 MOST_KEYS = 1024  # of a file that are not revoked
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
+HASH = re.compile(r"[0-9a-f]{64}")
 SECRET = "sk-rwkv-"  # what keys begin with, so that they are found where they should not be
 Priority = Literal["interactive", "batch"]
 
@@ -95,18 +97,23 @@ def read(path: str | Path) -> list[Key]:
         ) from None
     for key in found:
         _check(path, key)
-    names = [key.name for key in found]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise KeysError(f"{path} has two keys of the name {twice}; remove one")
+    taken = [key for key in found if key.revoked is None]
+    for what, values in (
+        ("name", [key.name for key in found]),
+        ("hash", [key.hash for key in taken]),
+        ("place", [key.place for key in taken]),  # each would clear what the other has counted
+    ):
+        for twice in (value for value, count in Counter[str | int](values).items() if count > 1):
+            raise KeysError(f"{path} has two keys of the {what} {twice}; remove one")
     return found
 
 
 def _check(path: str | Path, key: Key) -> None:
     """Raises KeysError for a record that no command of this package has written."""
     with suppress(ValueError):
-        date.fromisoformat(key.ends or "2000-01-01")
-        int(key.hash, 16)
-        if NAME.fullmatch(key.name) and 0 <= key.place < MOST_KEYS and len(key.hash) == 64:
+        if key.ends is not None:
+            date.fromisoformat(key.ends)
+        if NAME.fullmatch(key.name) and 0 <= key.place < MOST_KEYS and HASH.fullmatch(key.hash):
             return
     raise KeysError(f"{path} has a broken record, {key.name[:64]!r}; write it with python -m rwkv_batch.keys")
 
@@ -115,7 +122,7 @@ def _check(path: str | Path, key: Key) -> None:
 def _changing(path: Path) -> Iterator[None]:
     """Alone, as two commands at once would lose one of their changes."""
     try:
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise KeysError(f"{path} cannot be changed ({error.strerror}); choose a folder of your own") from None
     try:
@@ -135,7 +142,8 @@ def change(path: str | Path, make: Callable[[list[Key]], list[Key]]) -> list[Key
         try:
             mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
             owner = path.stat() if path.exists() else path.parent.stat()
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+            new.unlink(missing_ok=True)  # of a command that was killed, or a link to another file
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             with os.fdopen(descriptor, "wb") as file:
                 if os.geteuid() == 0:  # the server may run as another user
                     os.fchown(descriptor, owner.st_uid, owner.st_gid)
@@ -190,6 +198,7 @@ class Keyring:
 
     def __init__(self, path: str | Path) -> None:
         self._path = path
+        self._problem = ""  # why the file cannot be read now
         self._seen = self._stamp()
         self._take(read(path))
 
@@ -207,16 +216,22 @@ class Keyring:
         return key.hash not in self._by_hash
 
     def refresh(self) -> bool:
-        """Read the file again if it has changed; whether that has brought other keys."""
+        """Read the file again if it has changed; whether that has brought other keys.
+
+        What cannot be read now is read again at every call: it may become readable without a change.
+        """
         stamp = self._stamp()
-        if stamp == self._seen:
+        if stamp == self._seen and not self._problem:
             return False
         self._seen = stamp
         try:
             self._take(read(self._path))
         except KeysError as error:
-            log.error("--keys: %s; the keys from before are still taken", error)
+            if self._problem != str(error):
+                log.error("--keys: %s; the keys from before are still taken", error)
+            self._problem = str(error)
             return False
+        self._problem = ""
         return True
 
     def _take(self, keys: list[Key]) -> None:

@@ -5,22 +5,27 @@ import multiprocessing
 import os
 import sqlite3
 import stat
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 import app
 from routes.callers.caller import Caller
 from routes.callers.metering import Accounts
+from routes.callers.wire import CallerWire
 from rwkv_batch.keys import ledger as counted
 from rwkv_batch.keys import records
 from rwkv_batch.keys.__main__ import main
 from rwkv_batch.keys.ledger import Ledger, OverLimit, TooManyRows, limits_file
 from rwkv_batch.keys.records import Key, Keyring, KeysError
 from rwkv_batch.keys.usage import UsageStore, Used, usage_file
+from rwkv_batch.wire.client import Job, MakeJob, RequestFailed
+from rwkv_batch.wire.protocol import REQUEST_BYTES, GenerateRequest, SessionTurn
 
 spawn = multiprocessing.get_context("spawn")
 
@@ -68,6 +73,69 @@ def test_a_key_that_is_revoked_is_seen_by_a_ring_that_is_open(file):
     assert ring.find(secrets["bob"].encode())
     file.write_text("{")  # somebody has edited it: what was known stays
     assert not ring.refresh() and ring.find(secrets["bob"].encode())
+
+
+def test_what_cannot_be_read_is_read_again_without_a_change(file, monkeypatch, caplog):
+    """A process that is out of files, or a mode that is mended: neither changes the time of the file."""
+    secret = records.add(file, Key("alice", "", 0, 0.0))
+    ring, read = Keyring(file), records.read
+    records.revoke(file, "alice")
+
+    def broken(path: Path) -> list[Key]:
+        raise KeysError(f"{path} cannot be read (Too many open files)")
+
+    monkeypatch.setattr(records, "read", broken)
+    assert not ring.refresh() and not ring.refresh() and ring.find(secret.encode())
+    assert len([record for record in caplog.records if "are still taken" in record.message]) == 1
+    monkeypatch.setattr(records, "read", read)
+    assert ring.refresh() and ring.find(secret.encode()) is None and not ring.refresh()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": "bob"}, "two keys of the hash"),
+        ({"name": "bob", "hash": "ab" * 32}, "two keys of the place 0"),
+        ({"hash": "ab" * 32, "place": 1}, "two keys of the name alice"),
+        ({"name": "bob", "hash": "ab" * 32, "place": 1, "ends": ""}, "a broken record, 'bob'"),
+        ({"name": "bob", "hash": "AB" * 32, "place": 1}, "a broken record, 'bob'"),
+    ],
+)
+def test_a_record_that_was_copied_by_hand_is_refused(file, change, said):
+    """Two keys of one place would clear what the other has counted, and so have no limits."""
+    alice = key_of(file, "alice")
+    file.write_bytes(msgspec.json.encode(records.KeyFile([alice, replace(alice, **change)])))
+    with pytest.raises(KeysError, match=said):
+        records.read(file)
+
+
+def test_a_link_in_the_place_of_the_new_file_is_not_written_through(file):
+    """The folder may belong to the server's user, and root may change the keys."""
+    other = file.with_name("other")
+    other.write_text("stays")
+    file.with_name("keys.json.new").symlink_to(other)
+    records.add(file, Key("alice", "", 0, 0.0))
+    assert other.read_text() == "stays" and not file.is_symlink()
+    file.with_name("keys.json.lock").unlink()
+    file.with_name("keys.json.lock").symlink_to(file.with_name("made"))
+    with pytest.raises(KeysError, match="cannot be changed"):
+        records.add(file, Key("bob", "", 0, 0.0))
+    assert not file.with_name("made").exists()
+
+
+def test_a_ledger_may_be_asked_while_it_counts(file, ledgers):
+    """As by a stream that the garbage collector finds meanwhile, in the same thread."""
+    key = key_of(file, "alice", tokens_per_minute=100)
+
+    def more() -> Iterator[tuple[Key, int]]:
+        ledgers[0].spend([(key, 60)])
+        yield key, 40
+
+    counting = threading.Thread(target=ledgers[0].spend, args=(more(),), daemon=True)
+    counting.start()
+    counting.join(10)
+    assert not counting.is_alive()
+    refused(ledgers[1], key)
 
 
 def test_a_name_is_given_once_and_a_place_to_one_key_at_a_time(file):
@@ -279,3 +347,58 @@ def test_what_cannot_be_written_yet_is_written_later(file, monkeypatch, caplog):
     (used,) = accounts.read_now("alice", "0000-00-00", "9999-99-99")
     assert (used.requests, used.prompt_tokens, used.completion_tokens) == (3, 30, 15)
     assert len([record for record in caplog.records if "it waits until it can" in record.message]) == 1
+
+
+def test_tokens_of_a_key_are_taken_from_its_limits_once(file):
+    secret = records.add(file, Key("alice", "", 0, 0.0, tokens_per_minute=100))
+    accounts, caller = Accounts(str(file)), Caller()
+    key = accounts.keys.find(secret.encode())
+    caller.is_key(key)
+    for _ in range(4):
+        accounts.drew(caller, 10)
+    accounts.spend()
+    accounts.spend()
+    assert accounts.ledger.admit(key, 1).tokens.remaining == 60
+
+
+class Outbox:
+    """A wire whose engine never answers."""
+
+    def __init__(self) -> None:
+        self.sent: list[GenerateRequest] = []
+
+    def submit(self, request: GenerateRequest, kind: MakeJob) -> Job:
+        self.sent.append(request)
+        return kind(request, lambda id_: None)
+
+
+def of_alice(file: Path, **limits: object) -> tuple[Accounts, Caller]:
+    secret = records.add(file, Key("alice", "", 0, 0.0, **limits))
+    accounts, caller = Accounts(str(file)), Caller()
+    caller.is_key(accounts.keys.find(secret.encode()))
+    return accounts, caller
+
+
+def test_a_request_whose_key_is_revoked_before_it_is_submitted_ends(file):
+    accounts, caller = of_alice(file, rows=4)
+    wire = CallerWire(Outbox(), caller, accounts)
+    first = wire.submit(GenerateRequest("a", ["Hi"], max_tokens=5))
+    records.revoke(file, "alice")
+    accounts.tick()
+    later = wire.submit(GenerateRequest("b", ["Hi"], max_tokens=5))  # a round of a translation
+    for job in (first, later):
+        with pytest.raises(RequestFailed, match="has been revoked"):
+            job.read(0)
+    assert not accounts.jobs
+    accounts.ledger.admit(caller.key, 4)
+
+
+def test_a_turn_that_is_resumed_has_the_id_that_it_was_sent_with(file):
+    """So that the client may send it again under its Idempotency-Key."""
+    accounts, caller = of_alice(file)
+    outbox = Outbox()
+    wire = CallerWire(outbox, caller, accounts)
+    turn = SessionTurn("s", "s", request=b"r" * REQUEST_BYTES)
+    wire.submit(GenerateRequest("a", ["Hi"], max_tokens=5, name="n", turn=turn))
+    wire.submit(replace(outbox.sent[0], id="b", name="n"))
+    assert outbox.sent[0].turn == outbox.sent[1].turn and outbox.sent[0].turn.request != turn.request

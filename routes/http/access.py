@@ -40,7 +40,8 @@ def authorized(
         caller.is_key(key)
     else:
         return False
-    _choose_owner(http)
+    if accounts:
+        _choose_owner(http)
     return True
 
 

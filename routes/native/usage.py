@@ -50,7 +50,8 @@ async def usage(front: Frontend, http: HttpRequest) -> Response:
         raise ApiError(404, "Nothing is counted, as the server has no keys (--keys).")
     given = {name: http.parameter(name) for name in UsageQuery.model_fields if name in http.query}
     fields, caller = UsageQuery.from_json(given), http.caller
-    name = fields.key or (None if caller.role is Role.OPERATOR else caller.name)
+    asked = caller.owner if caller.owner_asked else None
+    name = fields.key or asked or (None if caller.role is Role.OPERATOR else caller.name)
     if caller.role is not Role.OPERATOR and name != caller.name:
         raise not_allowed("see the usage of others")
     read = partial(front.accounts.read_now, name, fields.start or FIRST_DAY, fields.end or LAST_DAY)

@@ -130,6 +130,9 @@ def test_a_key_without_sessions_stores_nothing(keys):
     assert plain.post("/state/status", json={}).status_code == 403
     assert plain.post("/v1/responses", json={"input": "a"}).status_code == 403
     assert plain.post("/v1/responses", json={"input": "a", "store": False}).status_code == 200
+    pauses = plain.post("/v1/server/pause", json={"request_id": "x"})
+    assert pauses.status_code == 403 and "pause requests" in pauses.text
+    assert plain.post("/v1/server/stop", json={"request_id": "x"}).status_code == 200
 
 
 def test_a_key_whose_last_day_is_over_is_403(keys):
@@ -215,6 +218,13 @@ def test_the_operator_sees_all_and_asks_in_the_name_of_a_key(keys):
         assert operator.get("/v1/state/history", **where).status_code == 404
         named = operator.get("/v1/state/history", **where, headers={"x-rwkv-owner": "alice"})
         assert named.status_code == 200
+        for page in ({"limit": 1000}, {"limit": 1000, "after": "a"}):
+            listed = operator.post("/state/status", json=page).json()["sessions"]
+            assert "owner" not in "".join(map(str, listed))  # pages are of one owner: names stand in order
+            ids = [each["session_id"] for each in listed]
+            assert ids == sorted(ids) and "of-alice" not in ids
+        used = operator.get("/v1/usage", headers={"x-rwkv-owner": "alice"}).json()
+        assert used["key"] == "alice" and {each["key"] for each in used["data"]} <= {"alice"}
     denied = keys.clients["bob"].get("/v1/state/history", **where, headers={"x-rwkv-owner": "alice"})
     assert denied.status_code == 403
 

@@ -138,7 +138,7 @@ def test_lines_that_do_not_fit_in_memory_are_counted(file, monkeypatch):
 
 
 def test_a_full_disk_has_few_lines_made_anew(file, monkeypatch):
-    """Whatever waits: making all of them anew each second would take time from what is served."""
+    """Making all that wait anew each second would take time from what is served."""
     monkeypatch.setattr(audit, "MOST_AT_ONCE", 2)
     monkeypatch.setattr(audit, "RETRY_SECONDS", 0.001)
     sizes, wrote, tried, room = [], os.write, threading.Event(), threading.Event()

@@ -1,7 +1,7 @@
-"""Which servers there are: what Ray's replicas say, and what the ways in read.
+"""Which servers there are: what Ray's replicas say, and what each HAProxy is given.
 
 Slots are numbers from 1 on. A session is hashed to a slot, so a server that takes the place of another gets
-its slot, and all ways in agree on them. `Directory` itself knows nothing of Ray; `servers.py` makes an actor
+its slot, and all HAProxies agree on them. `Directory` knows nothing of Ray; `servers.py` makes an actor
 of it. It has nothing to lose: when it is started again, every server says within a second which slot it has.
 """
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-SILENT = 3.0  # seconds without a word until a server's slot is another's
+SILENT = 3.0  # seconds without an announcement until a server's slot is another's
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Entry:
 
     slot: int
     address: str
-    heard: float
+    seen: float
     leaving: bool = False
 
 
@@ -32,7 +32,7 @@ class Directory:
     def announce(self, server: str, address: str, slot: int = 0) -> int:
         """The server is ready at this address; its slot, or 0 if none is free. slot: what it had before."""
         entry, now = self._entries.get(server), self._clock()
-        if entry and entry.leaving:  # a word from before
+        if entry and entry.leaving:  # it was on its way before that
             return entry.slot
         others = (each for name, each in self._entries.items() if name != server)
         taken = {each.slot for each in others if self._is_there(each)}
@@ -50,9 +50,9 @@ class Directory:
     def servers(self) -> tuple[dict[int, str], bool]:
         """The addresses of those that take requests, by their slots, and whether these are all."""
         now = self._clock()
-        self._entries = {name: each for name, each in self._entries.items() if now - each.heard < 10 * SILENT}
+        self._entries = {name: each for name, each in self._entries.items() if now - each.seen < 10 * SILENT}
         there = {each.slot: each.address for each in self._entries.values() if self._is_there(each)}
         return there, now - self._began > SILENT
 
     def _is_there(self, entry: Entry) -> bool:
-        return not entry.leaving and self._clock() - entry.heard < SILENT
+        return not entry.leaving and self._clock() - entry.seen < SILENT

@@ -3,7 +3,7 @@
 
     python deploy/cluster/haproxy.py [--listen [HOST]:PORT] [--socket FILE] [--slots N] [HOST:PORT ...]
 
---slots: how many servers there may be. Those that no address is given for are filled by way_in.py.
+--slots: how many servers there may be. Those that no address is given for are filled by sync_haproxy.py.
 """
 
 import argparse

@@ -1,14 +1,14 @@
 """Whole servers placed and watched by Ray Serve. No request goes through Ray.
 
 deploy/cluster/serve.yaml says how many there are and what each needs. A replica starts app.py as its child,
-says where it listens (`Directory`), and is healthy as long as the server is. When it is taken away, the ways
-in stop to send new requests, and the server drains.
+says where it listens (`Directory`), and is healthy as long as the server is. When it is taken away, HAProxy
+sends it no new requests, and the server drains.
 
     options   of `Server`, in serve.yaml as `args` of the application
         flags         of app.py, such as {"--model-path": "/models/rwkv7-g1-1.5b.pth"}; None: a flag alone
         host          where it listens; None: at the address of its node
         python        the interpreter that has the server's packages, from the repository's folder; None: this
-        slots         most servers that there may be; the ways in have as many (haproxy.py --slots)
+        slots         most servers that there may be; HAProxy has as many (haproxy.py --slots)
         start_seconds until the server answers
 """
 
@@ -34,7 +34,7 @@ from deploy.cluster.scaling import busy
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE, DIRECTORY = "rwkv", "directory"
-KNOWN_AFTER = 1.5  # seconds until all ways in know that a server leaves
+KNOWN_AFTER = 1.5  # seconds until every HAProxy knows that a server leaves
 END_SECONDS = 90.0  # of a server that drains
 
 

@@ -359,15 +359,15 @@ def running(server_python: str, folder: Path) -> Iterator[tuple[str, Place]]:
         command = [
             sys.executable,
             "-m",
-            "deploy.cluster.way_in",
+            "deploy.cluster.sync_haproxy",
             "--socket",
             control,
             "--ray",
             cluster.address,
         ]
-        stack.enter_context(process(*command, log=folder / "way_in.log", cwd=ROOT))
+        stack.enter_context(process(*command, log=folder / "sync_haproxy.log", cwd=ROOT))
         until(lambda: len(answering(place)) == 3, "three servers", 300)
-        until(lambda: httpx.get(f"http://127.0.0.1:{port}/way-in").status_code == 200, "HAProxy")
+        until(lambda: httpx.get(f"http://127.0.0.1:{port}/haproxy/health").status_code == 200, "HAProxy")
         yield f"http://127.0.0.1:{port}", place
 
 

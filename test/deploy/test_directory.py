@@ -54,7 +54,7 @@ def test_a_server_that_is_silent_loses_its_slot_to_another(directory: Directory,
 def test_a_directory_that_is_started_again_learns_the_slots(clock: Clock):
     clock.now = 50.0
     directory = Directory(3, clock)
-    assert directory.servers() == ({}, False), "not all have been heard"
+    assert directory.servers() == ({}, False), "not all have announced themselves"
     assert directory.announce("b", "b:1", 2) == 2
     assert directory.announce("new", "new:1") == 1
     clock.now += SILENT + 0.1

@@ -15,7 +15,7 @@ from tools import absent
 
 from deploy import check
 from deploy.cluster.haproxy import TEMPLATE, configuration
-from deploy.cluster.way_in import Haproxy
+from deploy.cluster.sync_haproxy import Haproxy
 
 KEY = {"Idempotency-Key": "k"}
 NAMES = [f"user {number}" for number in range(24)]
@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def way_in(stubs: list[Stub], folder: Path) -> Iterator[httpx.Client]:
+def proxy(stubs: list[Stub], folder: Path) -> Iterator[httpx.Client]:
     port = free_port()
     servers = [f"127.0.0.1:{stub.server_port}" for stub in stubs]
     file = folder / "haproxy.cfg"
@@ -87,7 +87,7 @@ def way_in(stubs: list[Stub], folder: Path) -> Iterator[httpx.Client]:
         def listens() -> bool:
             assert haproxy.poll() is None, haproxy.stderr and haproxy.stderr.read()
             try:
-                return httpx.get(f"{url}/way-in").json() == {"status": "ready"}
+                return httpx.get(f"{url}/haproxy/health").json() == {"status": "ready"}
             except httpx.TransportError:
                 return False
 
@@ -100,15 +100,15 @@ def way_in(stubs: list[Stub], folder: Path) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(autouse=True)
-def healthy(stubs: list[Stub], way_in: httpx.Client) -> None:
+def healthy(stubs: list[Stub], proxy: httpx.Client) -> None:
     for stub in stubs:
         stub.mode = "ready"
-    until(lambda: len({way_in.get("/").text for _ in range(6)}) == 3)
+    until(lambda: len({proxy.get("/").text for _ in range(6)}) == 3)
 
 
-def home(way_in: httpx.Client, name: str, **headers: str) -> str:
+def home(proxy: httpx.Client, name: str, **headers: str) -> str:
     """The server that a session goes to."""
-    reply = way_in.post(
+    reply = proxy.post(
         "/state/chat/completions", json={"session_id": name, "contents": ["x"]}, headers=headers
     )
     return reply.text if reply.status_code == 200 else str(reply.status_code)
@@ -119,18 +119,18 @@ def test_the_file_for_three_servers_is_what_is_written_for_them():
     assert configuration(servers, "127.0.0.1:8000", "/run/haproxy-rwkv.sock") == TEMPLATE.read_text()
 
 
-def test_a_session_goes_to_one_server_however_it_is_named(way_in: httpx.Client):
+def test_a_session_goes_to_one_server_however_it_is_named(proxy: httpx.Client):
     name = "räum 7"
     raw = json.dumps({"contents": ['"session_id": "other"'], "session_id": f"{name}:4"}, ensure_ascii=False)
     found = {
-        home(way_in, name),
-        way_in.get("/", headers={"X-RWKV-Session-Id": name.encode()}).text,
-        way_in.post("/", content=b"{}", headers={"X-Session-Id": name.encode()}).text,
-        way_in.post("/", content=b"[]", headers={"X-RWKV-Session-Id": f"{name}:a, b".encode()}).text,
-        way_in.post("/", content=raw.encode()).text,
-        way_in.get("/v1/state/history", params={"session_id": name}).text,
-        way_in.post("/v1/state/import", params={"session_id": f"{name}:2"}, content=b"\0file").text,
-        way_in.post(
+        home(proxy, name),
+        proxy.get("/", headers={"X-RWKV-Session-Id": name.encode()}).text,
+        proxy.post("/", content=b"{}", headers={"X-Session-Id": name.encode()}).text,
+        proxy.post("/", content=b"[]", headers={"X-RWKV-Session-Id": f"{name}:a, b".encode()}).text,
+        proxy.post("/", content=raw.encode()).text,
+        proxy.get("/v1/state/history", params={"session_id": name}).text,
+        proxy.post("/v1/state/import", params={"session_id": f"{name}:2"}, content=b"\0file").text,
+        proxy.post(
             "/",
             content=json.dumps(
                 {"session_id": name, "contents": ["x" * 200_000]}, ensure_ascii=False
@@ -140,55 +140,55 @@ def test_a_session_goes_to_one_server_however_it_is_named(way_in: httpx.Client):
     assert len(found) == 1
 
 
-def test_responses_of_one_chat_go_to_one_server(way_in: httpx.Client):
+def test_responses_of_one_chat_go_to_one_server(proxy: httpx.Client):
     tag = "1f" * 4
     found = {
         *(
-            way_in.post("/v1/responses", json={"previous_response_id": f"resp_{tag}{n:024}"}).text
+            proxy.post("/v1/responses", json={"previous_response_id": f"resp_{tag}{n:024}"}).text
             for n in range(4)
         ),
-        *(way_in.get(f"{prefix}/v1/responses/resp_{tag}{7:024}").text for prefix in ("", "/openai")),
-        way_in.get(f"/v1/responses/resp_{tag}{8:024}/input_items").text,
-        way_in.delete(f"/v1/responses/resp_{tag}{9:024}").text,
+        *(proxy.get(f"{prefix}/v1/responses/resp_{tag}{7:024}").text for prefix in ("", "/openai")),
+        proxy.get(f"/v1/responses/resp_{tag}{8:024}/input_items").text,
+        proxy.delete(f"/v1/responses/resp_{tag}{9:024}").text,
     }
     assert len(found) == 1
 
 
-def test_files_and_batches_go_to_one_server(way_in: httpx.Client):
+def test_files_and_batches_go_to_one_server(proxy: httpx.Client):
     found = {
-        *(way_in.post(path, content=b"x").text for path in ("/v1/files", "/openai/v1/batches") * 2),
-        way_in.post("/v1/batches", json={"session_id": "other"}, headers={"X-Session-Id": "user 3"}).text,
-        *(way_in.get(f"/v1/{path}").text for path in ("files/file-1/content", "batches", "batches/batch_1")),
+        *(proxy.post(path, content=b"x").text for path in ("/v1/files", "/openai/v1/batches") * 2),
+        proxy.post("/v1/batches", json={"session_id": "other"}, headers={"X-Session-Id": "user 3"}).text,
+        *(proxy.get(f"/v1/{path}").text for path in ("files/file-1/content", "batches", "batches/batch_1")),
     }
     assert len(found) == 1
-    others = Counter(way_in.post("/v1/batch/completions", json={"contents": ["x"]}).text for _ in range(6))
+    others = Counter(proxy.post("/v1/batch/completions", json={"contents": ["x"]}).text for _ in range(6))
     assert len(others) == 3
 
 
-def test_sessions_are_spread_and_so_is_everything_else(way_in: httpx.Client):
-    assert min(Counter(home(way_in, name) for name in NAMES).values()) >= 3
+def test_sessions_are_spread_and_so_is_everything_else(proxy: httpx.Client):
+    assert min(Counter(home(proxy, name) for name in NAMES).values()) >= 3
     for body in ({"session_id": None, "contents": ["a"]}, {"contents": ["a"]}):
-        assert Counter(way_in.post("/", json=body).text for _ in range(6)) == {"1": 2, "2": 2, "3": 2}
+        assert Counter(proxy.post("/", json=body).text for _ in range(6)) == {"1": 2, "2": 2, "3": 2}
 
 
 @pytest.mark.parametrize("mode", ["drains", "breaks"])
 def test_a_turn_with_a_key_goes_on_elsewhere_and_the_others_stay(
-    stubs: list[Stub], way_in: httpx.Client, mode: str
+    stubs: list[Stub], proxy: httpx.Client, mode: str
 ):
-    before = {name: home(way_in, name) for name in NAMES}
+    before = {name: home(proxy, name) for name in NAMES}
     stubs[1].mode = mode
-    after = {name: home(way_in, name, **KEY) for name in NAMES}
+    after = {name: home(proxy, name, **KEY) for name in NAMES}
     assert set(after.values()) == {"1", "3"}
     assert all(after[name] == at for name, at in before.items() if at != "2")
-    plain = [way_in.post("/v1/chat/completions", json={"messages": []}) for _ in range(6)]
+    plain = [proxy.post("/v1/chat/completions", json={"messages": []}) for _ in range(6)]
     assert {reply.status_code for reply in plain} == {200}, "what only generates is sent again too"
 
 
-def test_a_turn_without_a_key_is_not_sent_twice(stubs: list[Stub], way_in: httpx.Client):
-    before = {name: home(way_in, name) for name in NAMES}
+def test_a_turn_without_a_key_is_not_sent_twice(stubs: list[Stub], proxy: httpx.Client):
+    before = {name: home(proxy, name) for name in NAMES}
     name = next(name for name, at in before.items() if at == "2")
     stubs[1].mode = "breaks"
-    with httpx.Client(base_url=way_in.base_url) as client:  # whose connection nothing has been sent on
+    with httpx.Client(base_url=proxy.base_url) as client:  # whose connection nothing has been sent on
         reply = client.post("/state/chat/completions", json={"session_id": name})
     assert reply.status_code == 502 and "Idempotency-Key" in reply.json()["error"]
 
@@ -208,46 +208,46 @@ def test_a_turn_without_a_key_is_not_sent_twice(stubs: list[Stub], way_in: httpx
     ],
 )
 def test_what_changes_something_without_a_session_is_sent_again_if_its_key_says_so(
-    stubs: list[Stub], way_in: httpx.Client, path: str, key: dict[str, str], again: bool
+    stubs: list[Stub], proxy: httpx.Client, path: str, key: dict[str, str], again: bool
 ):
-    used = {way_in.post(path, json={"input": "x"}, headers=key).text for _ in range(6)}
+    used = {proxy.post(path, json={"input": "x"}, headers=key).text for _ in range(6)}
     for stub in stubs:  # one answers that there is to send it to again
         stub.mode = "breaks" if str(stub.number) in (used if len(used) == 1 else "12") else "ready"
     found = set()
     for _ in range(6):
-        with httpx.Client(base_url=way_in.base_url) as client:
+        with httpx.Client(base_url=proxy.base_url) as client:
             found.add(client.post(path, json={"input": "x"}, headers=key).status_code)
     assert (502 in found) is not again
 
 
-def test_metrics_are_not_for_outside(way_in: httpx.Client):
-    url = str(way_in.base_url).rstrip("/")
+def test_metrics_are_not_for_outside(proxy: httpx.Client):
+    url = str(proxy.base_url).rstrip("/")
     paths = ("/metrics", "/stats?password=W", "//metrics/", "/stats//")
-    assert [way_in.get(url + path).status_code for path in paths] == [404] * 4
+    assert [proxy.get(url + path).status_code for path in paths] == [404] * 4
     for target in (f"{url}/metrics", f"{url}/stats?a=b", "/%6Detrics", "/stats%2F"):
-        reply = way_in.send(way_in.build_request("GET", "/", extensions={"target": target.encode()}))
+        reply = proxy.send(proxy.build_request("GET", "/", extensions={"target": target.encode()}))
         assert reply.status_code == 404, target
-    assert way_in.get(f"{url}/stats-of-mine").status_code == 200
+    assert proxy.get(f"{url}/stats-of-mine").status_code == 200
 
 
-def test_servers_are_changed_while_it_runs(stubs: list[Stub], way_in: httpx.Client, folder: Path):
+def test_servers_are_changed_while_it_runs(stubs: list[Stub], proxy: httpx.Client, folder: Path):
     haproxy = Haproxy(folder / "socket")
-    before = {name: home(way_in, name) for name in NAMES}
+    before = {name: home(proxy, name) for name in NAMES}
     one, two, three = (f"127.0.0.1:{stub.server_port}" for stub in stubs)
     haproxy.apply({1: one, 3: three}, complete=False)
-    assert {name: home(way_in, name) for name in NAMES} == before, "there may be others"
+    assert {name: home(proxy, name) for name in NAMES} == before, "there may be others"
     haproxy.apply({1: one, 3: three}, complete=True)
-    assert {home(way_in, name) for name in NAMES} == {"1", "3"}
+    assert {home(proxy, name) for name in NAMES} == {"1", "3"}
     fourth = Stub(4)
     try:
         haproxy.apply({1: one, 2: f"127.0.0.1:{fourth.server_port}", 3: three}, complete=True)
-        after = {name: home(way_in, name) for name in NAMES}
+        after = {name: home(proxy, name) for name in NAMES}
         assert after == {name: "4" if at == "2" else at for name, at in before.items()}
     finally:
         haproxy.apply({1: one, 2: two, 3: three}, complete=True)
         fourth.shutdown()
         fourth.server_close()
-    assert {name: home(way_in, name) for name in NAMES} == before
+    assert {name: home(proxy, name) for name in NAMES} == before
 
 
 def test_slots_without_a_server_are_not_used(tmp_path: Path):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What HAProxy costs: streams of one server through it and directly, by turns.
 
-    python bench/way_in.py [--streams 64] [--tokens 200] [--rounds 5]
+    python bench/proxy_cost.py [--streams 64] [--tokens 200] [--rounds 5]
 
 A server of the bundled model on the CPU sends a chunk for each token. Printed are, for each way, tokens a
 second, the time to the first chunk, and the CPU that all processes of the server, and those of HAProxy, take
@@ -146,7 +146,7 @@ def main() -> None:
 
 def answers(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/way-in") as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/haproxy/health") as reply:
             return bool(reply.status == 200)
     except OSError:
         return False

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Keep the servers of a HAProxy those that Ray has, while it runs.
 
-    python -m deploy.cluster.way_in --socket /run/haproxy-rwkv.sock [--ray ADDRESS]
+    python -m deploy.cluster.sync_haproxy --socket /run/haproxy-rwkv.sock [--ray ADDRESS]
 
 Run one beside each HAProxy, whose file haproxy.py has written with --slots. A slot whose server leaves takes
 no new requests, and those under way go on. While Ray does not answer, the servers stay what they are, and
@@ -19,7 +19,7 @@ from typing import Any
 
 from deploy.cluster.directory import SILENT
 
-log = logging.getLogger("way_in")
+log = logging.getLogger("sync_haproxy")
 
 BACKENDS = ("anywhere", "sessions")
 PERIOD = 0.5  # seconds
@@ -107,7 +107,7 @@ def main() -> None:
             directory = directory or ray.get_actor(DIRECTORY, NAMESPACE)
             servers, complete = ray.get(directory.servers.remote(), timeout=SILENT)
             haproxy.apply(servers, complete)
-        except Exception as error:  # whatever is not there now may be there again
+        except Exception as error:  # Ray or HAProxy may be there again later
             log.warning("nothing is changed: %s", str(error).partition("\n")[0] or type(error).__name__)
             directory = None
         time.sleep(PERIOD)

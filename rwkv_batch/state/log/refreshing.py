@@ -1,11 +1,15 @@
 """Reads from a database on another machine what the pool's thread asks for next, which must not wait."""
 
+import logging
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 
-from rwkv_batch.state.entries import Done, StoreError, message
+from rwkv_batch.state.entries import Done, StoreAway, StoreError, message
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.log.protocol import SessionStore, Wanted
+
+log = logging.getLogger(__name__)
 
 
 class Refresher:
@@ -28,10 +32,19 @@ class Refresher:
         together = [self._waiting.popleft() for _ in range(len(self._waiting))]
         if not together:  # it has been read with one before
             return
-        error: StoreError | None = None
+        self._read(together)
+
+    def _read(self, together: Sequence[tuple[Wanted, Done]]) -> None:
+        error: Exception | None = None
         try:
             self._store.refresh(Wanted.together([wanted for wanted, _ in together]))
-        except StoreError as failed:
+        except Exception as failed:  # whoever waits must not wait for ever
+            if len(together) > 1 and not isinstance(failed, StoreAway):  # which of them it is about
+                for one in together:
+                    self._read([one])
+                return
+            if not isinstance(failed, StoreError):
+                log.exception("the database could not be read")
             error = failed
         for _, done in together:
             self._thread.report(partial(done, message(error)))

@@ -453,7 +453,12 @@ class StatePool:
         return None
 
     def _delete_damaged(self, session: Session, error: Exception | None) -> None:
-        """Delete a session that cannot be continued because of damage, if it is still the same."""
+        """Delete a session that cannot be continued because of damage, if it is still the same.
+
+        Not on another machine, where what this server does not find may be there all the same.
+        """
+        if self.store.remote:
+            return
         if isinstance(error, RowDamaged | Damaged) and self.find(session.key) == session:
             log.error("The session %s is lost: %s", session.key.removeprefix(HIDDEN), error)
             self._log.delete({session.key: session.head.turn}, lambda error: None)

@@ -29,6 +29,8 @@ _CODES = {2: "H", 4: "I"}  # of arrays of ids, by the bytes of each
 # In place of the id of the turn that a change of a session follows:
 ANY = -1  # in place of the turn that the session ends with: any
 DAMAGED = -2  # nothing, as its row cannot be read
+# Of a commit to which no answer has come:
+UNKNOWN = "It is not known whether this has been stored; look at the session before it is sent again."
 HIDDEN = "\0"  # what keys of sessions and documents begin with that are not listed, nor dropped for room
 
 

@@ -74,6 +74,14 @@ def test_a_server_goes_on_with_the_copy(path: Path, tmp_path: Path, postgres: Po
         assert store.turn_ids(late.id, range(1, 9)) == [1, 2, 3, late.id]
 
 
+def test_servers_that_have_been_started_keep_their_models(path: Path, tmp_path: Path, postgres) -> None:
+    model = new_name()
+    with closing(PostgresStore(postgres.url, tmp_path, name=schema_of(model))) as store:
+        mine = store.model_id("mine", 5)
+        assert copy(path, postgres.url, "--model", model) == 0
+        assert store.model(mine) == ("mine", 5) and store.model_id("m", 0)
+
+
 def test_nothing_is_copied_into_what_holds_something(
     path: Path, tmp_path: Path, postgres: PostgresServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,7 @@ from threading import Event, Thread
 import msgspec
 import zmq
 
-from rwkv_batch.state.entries import CommittedBefore, Operation, Removed, StoreError
+from rwkv_batch.state.entries import UNKNOWN, CommittedBefore, Operation, Removed, StoreError
 from rwkv_batch.state.host.messages import (
     Commits,
     Hello,
@@ -39,7 +39,6 @@ SILENCE = 60.0  # seconds without an answer, while something is under way, until
 CLOSE_SECONDS = 15.0  # for what is under way at the end
 
 SILENT = "The process that writes to the database does not answer; start the server again."
-UNKNOWN = "It is not known whether this has been stored; look at the session before it is sent again."
 BROKEN = "The connection to the process that writes to the database has failed; start the server again."
 
 log = logging.getLogger(__name__)

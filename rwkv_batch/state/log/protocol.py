@@ -141,6 +141,9 @@ class SessionStore(Protocol):
     def image_model(self, turn: int) -> int | None:
         """The model whose state the turn's image holds; None: there is no image."""
 
+    def fetch_image(self, turn: int) -> bool:
+        """The image on this disk cannot be used: whether the database had it, and it is another one now."""
+
     def image_turns(self) -> set[int]:
         """Ids of all turns that have images."""
 

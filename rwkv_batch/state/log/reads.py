@@ -112,6 +112,10 @@ class StoreReads:
         """The model whose state the turn's image holds; None: there is no image."""
         return self._ask(self._reader, lambda db: tables.image_model(db, turn))
 
+    def fetch_image(self, turn: int) -> bool:
+        """The database has no images but those on the disk."""
+        return False
+
     def image_turns(self) -> set[int]:
         """Ids of all turns that have images."""
         return self._ask(self._reader, lambda db: set(tables.image_turns(db)))

@@ -48,6 +48,9 @@ class _Values(Generic[T]):
     def drop(self, key: str | bytes) -> None:
         self._values.pop(key, None)
 
+    def clear(self) -> None:
+        self._values.clear()
+
 
 class RecentReads:
     """For any thread. Each method returns what is known in a tuple, and None if nothing is."""
@@ -82,6 +85,12 @@ class RecentReads:
         """The turn of a request."""
         with self._lock:
             return self._requests.get(request[:REQUEST_ID])
+
+    def forget(self) -> None:
+        """All of it is read again."""
+        with self._lock:
+            for values in (self._sessions, self._lists, self._documents, self._requests):
+                values.clear()
 
     def begin(self) -> None:
         """Something is going to be read; `put` follows. One at a time."""

@@ -180,7 +180,16 @@ class Resumer:
                 raise RowDamaged("The beginning of the session is stored damaged.")
 
     def _image(self, start: Start, head: Head) -> Tensor | None:
-        """The image of the turn, None if there is none. Raises RowDamaged, SnapshotError."""
+        """The image of the turn, None if there is none. Raises StoreError (RowDamaged), SnapshotError."""
+        try:
+            return self._read_image(start, head)
+        except (RowDamaged, SnapshotError):
+            if not self._store.fetch_image(start.turn):
+                raise
+            return self._read_image(start, head)
+
+    def _read_image(self, start: Start, head: Head) -> Tensor | None:
+        """Of this disk."""
         folder = self._store.images_folder
         if folder is None:
             return None

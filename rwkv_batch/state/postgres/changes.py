@@ -27,6 +27,7 @@ from rwkv_batch.state.entries import (
     PutModel,
     PutSession,
     PutTurn,
+    Refused,
     Removed,
     RemoveDocuments,
     Shrink,
@@ -199,7 +200,9 @@ def _put_image(operation: PutImage, db: Database, changes: GroupChanges) -> None
         changes.removed.images.append(operation.turn)
         return
     changes.images.append(operation)
-    if found[0] == 0 and (data := changes.image(operation.turn)) is not None:
+    if found[0] == 0:
+        if (data := changes.image(operation.turn)) is None:
+            raise Refused("The session's state cannot be read again from this server's disk; send it again.")
         db.execute(
             "INSERT INTO states VALUES (%s, %s, %b) ON CONFLICT (turn) DO UPDATE "
             "SET model = excluded.model, data = excluded.data",
@@ -232,8 +235,12 @@ def _delete_documents(operation: RemoveDocuments, db: Database, changes: GroupCh
 
 @apply.register
 def _put_model(operation: PutModel, db: Database, changes: GroupChanges) -> None:
-    values = id_of_model(operation.fingerprint), operation.fingerprint, operation.vocabulary
-    db.execute(_PUT_MODEL, values)
+    put_model(db, id_of_model(operation.fingerprint), operation.fingerprint, operation.vocabulary)
+
+
+def put_model(db: Database, id_: int, fingerprint: str, vocabulary: int) -> None:
+    """Note a model. Raises psycopg.Error."""
+    db.execute(_PUT_MODEL, (id_, fingerprint, vocabulary))
 
 
 @apply.register

@@ -17,12 +17,14 @@ from psycopg import errors
 from rwkv_batch.state.entries import (
     ANY,
     NONE,
+    UNKNOWN,
     Dangling,
     Operation,
     PutSession,
     PutTurn,
     Refused,
     Removed,
+    StoreAway,
 )
 from rwkv_batch.state.log.protocol import Outcome
 from rwkv_batch.state.postgres import rows
@@ -35,6 +37,9 @@ ATTEMPTS = 10  # of a transaction that others have kept from being carried out
 _MARK = """
     INSERT INTO writers VALUES (%s, %s, now()) ON CONFLICT (id) DO UPDATE
     SET last = excluded.last, seen = excluded.seen"""
+_LAST = """
+    INSERT INTO writers AS w VALUES (%s, 0, now()) ON CONFLICT (id) DO UPDATE
+    SET last = w.last RETURNING last"""
 _HEADS = "SELECT key, turn FROM sessions WHERE key = ANY(%b) ORDER BY key FOR UPDATE"
 _TURN_TYPES = ("bigint", "bigint", "bigint", "bigint", "bytea", "bytea", "float8", "bigint", "bytea", "bytea")
 _SESSION_TYPES = ("bytea", "bigint", "bigint", "bigint", "bytea", "bigint", "float8")
@@ -68,7 +73,10 @@ class Transactions:
         self._done: list[tuple[Outcome, GroupChanges]] | None = None
 
     def run(self, groups: Sequence[Sequence[Operation]]) -> list[tuple[Outcome, GroupChanges]]:
-        """Carry out all groups. Raises StoreError, and then none of them is carried out."""
+        """Carry out all groups. Raises StoreError, and then none of them is carried out.
+
+        After a StoreAway that says UNKNOWN all of them may have been.
+        """
         self._number += 1
         self._done = None
         self._one_by_one = False
@@ -86,7 +94,12 @@ class Transactions:
 
             raise AssertionError
 
-        return self._connection.run(transaction)
+        try:
+            return self._connection.run(transaction)
+        except StoreAway as away:
+            if self._done is None:  # its commit has not been asked for
+                raise
+            raise StoreAway(f"{away} {UNKNOWN}") from None
 
     def _carry_out(
         self, db: Database, groups: Sequence[Sequence[Operation]]
@@ -151,8 +164,8 @@ class Transactions:
 
     def _is_committed(self, db: Database) -> bool:
         """Whether the transaction of this number is, once it is over."""
-        query = "SELECT last FROM writers WHERE id = %s FOR UPDATE"
-        row = db.execute(query, (self._id,)).fetchone()
+        # Not a SELECT: that would pass over the row of a first transaction, which nobody sees before its end.
+        row = db.execute(_LAST, (self._id,)).fetchone()
         return row is not None and row[0] == self._number
 
 

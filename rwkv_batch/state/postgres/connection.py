@@ -133,8 +133,13 @@ class PostgresConnection:
 
     def _connected(self) -> Database:
         if self._open is None:
-            self._open = psycopg.connect(self._url, autocommit=True)
-            self._open.execute(self._settings.encode())
+            opened = psycopg.connect(self._url, autocommit=True)
+            try:
+                opened.execute(self._settings.encode())
+            except BaseException:  # without them it would read another schema
+                opened.close()
+                raise
+            self._open = opened
         return self._open
 
     def _is_refused(self, error: psycopg.Error) -> bool:
@@ -146,19 +151,28 @@ class PostgresConnection:
     def _is_lost(self, error: psycopg.Error) -> bool:
         if isinstance(error, _AWAY):
             return True
+        # PostgreSQL or a pooler has ended it, as an idle one or for a limit of time.
+        if self._open is not None and self._open.closed:
+            return True
         known = error.sqlstate is not None and not error.sqlstate.startswith("08")
         return isinstance(error, psycopg.OperationalError) and not known
 
 
 def with_waits(url: str) -> str:
-    """The URL with bounds to what libpq waits for, where it does not set them itself. Raises StoreError."""
+    """The URL with bounds to what libpq waits for, and of several hosts with the one that writes.
+
+    What it sets itself counts. Raises StoreError.
+    """
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError:  # which would name the password
         raise StoreError(
             "The URL of the database is not understood; write postgresql://user@host:5432/database."
         ) from None
-    return make_conninfo(url, **{name: value for name, value in WAITS.items() if name not in given})
+    wanted = dict(WAITS)
+    if any("," in str(given.get(name, "")) for name in ("host", "hostaddr")):
+        wanted["target_session_attrs"] = "read-write"  # one that only reads may lag behind the others
+    return make_conninfo(url, **{name: value for name, value in wanted.items() if name not in given})
 
 
 def explained(error: psycopg.Error) -> StoreError:

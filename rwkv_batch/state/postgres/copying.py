@@ -9,6 +9,7 @@ import psycopg
 from rwkv_batch.state.entries import Session, StoreDocument, Turn
 from rwkv_batch.state.log.contents import Contents, Counted, Model, State, not_empty
 from rwkv_batch.state.postgres import rows, schema
+from rwkv_batch.state.postgres.changes import put_model
 from rwkv_batch.state.postgres.connection import Database, explained, with_waits
 from rwkv_batch.state.sql.tables import decoded
 
@@ -65,8 +66,8 @@ class PostgresContents:
         present = "SELECT (EXISTS (SELECT 1 FROM sessions) OR EXISTS (SELECT 1 FROM documents))::int"
         if self._run(partial(rows.one, query=present)):
             raise not_empty("this PostgreSQL")
-        self._run(lambda db: db.execute("TRUNCATE models"))
-        self._put("models", "id, fingerprint, vocabulary", source.models())
+        for id_, fingerprint, vocabulary in source.models():  # beside those of servers that have been started
+            self._run(partial(put_model, id_=id_, fingerprint=fingerprint, vocabulary=vocabulary))
         self._put("turns", rows.TURN, map(rows.turn_columns, counted.count("turns", source.turns())))
         sessions = counted.count("sessions", source.sessions())
         self._put("sessions", rows.SESSION, map(rows.session_columns, sessions))

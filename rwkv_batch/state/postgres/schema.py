@@ -51,7 +51,9 @@ def settings(schema: str, stopped_ms: int) -> str:
     """SQL that each connection begins with."""
     return (
         f'SET search_path TO "{schema}"; SET idle_in_transaction_session_timeout = {stopped_ms}; '
-        "SET client_encoding TO 'UTF8'; SET bytea_output TO 'hex';"
+        "SET client_encoding TO 'UTF8'; SET bytea_output TO 'hex'; "
+        # A role's own default may be one in which what another server has just committed is an error.
+        "SET default_transaction_isolation TO 'read committed';"
     )
 
 

@@ -13,12 +13,12 @@ from typing import TypeVar
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import (
     HIDDEN,
+    CommittedBefore,
     Conflict,
     Dangling,
     DropImages,
     Operation,
     PutImage,
-    PutModel,
     Removed,
     RowDamaged,
     Session,
@@ -35,7 +35,7 @@ from rwkv_batch.state.log.protocol import CommitQueue, Committed, Outcome, Wante
 from rwkv_batch.state.log.recent import RecentReads
 from rwkv_batch.state.log.writer import Writer
 from rwkv_batch.state.postgres import rows, schema
-from rwkv_batch.state.postgres.changes import GroupChanges, apply
+from rwkv_batch.state.postgres.changes import GroupChanges, put_model
 from rwkv_batch.state.postgres.committing import Transactions
 from rwkv_batch.state.postgres.connection import (
     STOPPED_MS,
@@ -106,9 +106,8 @@ class PostgresStore:
 
     def model_id(self, fingerprint: str, vocabulary: int) -> int:
         """The id of a model in this database. From any thread."""
-        note = GroupChanges(self._image)
-        self._finder.run(lambda db: apply(PutModel(fingerprint, vocabulary), db, note))
         id_ = id_of_model(fingerprint)
+        self._finder.run(lambda db: put_model(db, id_, fingerprint, vocabulary))
         self._models.pop(id_, None)
         return id_
 
@@ -192,7 +191,11 @@ class PostgresStore:
         """Raises RowDamaged, StoreError."""
         if (known := self._past.pop(turn, None)) is not None:
             return known[0]
-        return self._ask(partial(rows.read_turn, turn=turn))
+        try:
+            return self._ask(partial(rows.read_turn, turn=turn))
+        except RowDamaged:  # as a rule another server has changed the session since it was read
+            self._recent.forget()
+            raise
 
     def turn_ids(self, turn: int, numbers: range) -> list[int]:
         """Of the turns up to this one that have these numbers, the oldest first. Raises StoreError."""
@@ -212,6 +215,11 @@ class PostgresStore:
         if found is None or found[1] is None:
             return None
         return found[1] if self._fetch(found[0], found[1]) else None
+
+    def fetch_image(self, turn: int) -> bool:
+        """Bring the image from the database once more; see SessionStore."""
+        past = self._ask(partial(rows.read_past, turn=turn))
+        return bool(past) and past[0][1] is not None and self._fetch(past[0][0], past[0][1])
 
     def image_turns(self) -> set[int]:
         """Ids of all turns that have images on this disk."""
@@ -269,7 +277,7 @@ class PostgresStore:
             return None
 
     def _fetch(self, turn: Turn, model: int) -> bool:
-        """Bring a state from the database to this disk; whether it is there now."""
+        """Bring a state from the database to this disk; whether it is there now. Raises StoreError."""
         query = "SELECT data FROM states WHERE turn = %s"
         row = self._ask(lambda db: db.execute(query, (turn.id,), binary=True).fetchone())
         if row is None:
@@ -279,9 +287,11 @@ class PostgresStore:
         try:
             data = torch.frombuffer(bytearray(row[0]), dtype=torch.uint8)
             images.write(self.images_folder, turn.id, data)
-        except OSError as error:
-            log.warning("A state cannot be brought to this disk: %s", error)
-            return False
+        except OSError as error:  # it is not lost
+            reason = error.strerror or error
+            raise StoreAway(
+                f"The session's state cannot be brought to this server's disk ({reason}); try again later."
+            ) from None
         self.index.put(PutImage(turn.id, model, turn.end, turn.end, len(data), turn.created))
         return True
 
@@ -291,7 +301,10 @@ class SharedWriter(Writer):
 
     def put(self, operations: Sequence[Operation], committed: Committed, retry: bool = False) -> None:
         def done(removed: Removed | None, error: Exception | None) -> None:
-            # what is missing has been removed by another server
-            committed(removed, Conflict(GONE) if isinstance(error, Dangling) else error)
+            if isinstance(error, CommittedBefore):  # by a transaction whose answer was lost
+                removed, error = Removed(), None
+            elif isinstance(error, Dangling):  # what is missing has been removed by another server
+                error = Conflict(GONE)
+            committed(removed, error)
 
         super().put(operations, done, retry)

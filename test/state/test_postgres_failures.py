@@ -1,0 +1,244 @@
+"""What a server does when its PostgreSQL, the way to it or its own disk fails."""
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from databases import new_name, open_new
+from pools import Bench
+from postgres_proxy import PostgresProxy
+from postgres_server import PostgresServer
+from stores import chain, do, has, next_turn, session
+
+from rwkv_batch.state import images
+from rwkv_batch.state.entries import (
+    NONE,
+    UNKNOWN,
+    DeleteSessions,
+    PutSession,
+    PutTurn,
+    Removed,
+    RowDamaged,
+    StoreAway,
+)
+from rwkv_batch.state.jobs import JobThread
+from rwkv_batch.state.log.protocol import Wanted
+from rwkv_batch.state.log.refreshing import Refresher
+from rwkv_batch.state.postgres.connection import Outage, PostgresConnection, with_waits
+from rwkv_batch.state.postgres.schema import settings
+from rwkv_batch.state.postgres.store import PostgresStore
+
+GATE = 77  # of the advisory lock for which commits wait
+WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+
+
+def until(database: psycopg.Connection, query: str, count: int) -> None:
+    while (row := database.execute(query).fetchone()) and row[0] != count:
+        pass
+
+
+# Connections
+
+
+def test_a_connection_that_was_idle_for_too_long_is_made_again(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    url = f"{postgres.url}&application_name=idle&options=-c%20idle_session_timeout%3D100"
+    one = next_turn(1)
+    with (
+        closing(open_new(url, tmp_path, patience=0)) as store,
+        psycopg.connect(postgres.url, autocommit=True) as database,
+    ):
+        for _ in range(2):
+            until(database, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idle'", 0)
+            assert store.find_session("a") is None
+        until(database, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idle'", 0)
+        do(store, PutTurn(one), PutSession(session("a", one), follows=NONE))
+        assert has(store, one)
+
+
+def test_what_a_role_has_by_default_does_not_count(postgres: PostgresServer) -> None:
+    url = f"{postgres.url}&options=-c%20default_transaction_isolation%3Dserializable"
+    connection = PostgresConnection(url, settings("x", 1000), Outage(0))
+    with closing(connection):
+        found = connection.run(lambda db: db.execute("SHOW transaction_isolation").fetchone())
+    assert found == ("read committed",)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("postgresql://a,b/x", "read-write"),
+        ("postgresql:///x?host=a,b", "read-write"),
+        ("postgresql://a,b/x?target_session_attrs=any", "any"),
+        ("postgresql://a/x", None),
+    ],
+)
+def test_of_several_hosts_the_one_that_writes_is_used(url: str, expected: str | None) -> None:
+    assert psycopg.conninfo.conninfo_to_dict(with_waits(url)).get("target_session_attrs") == expected
+
+
+# Commits without an answer
+
+
+def slow_commits(database: psycopg.Connection, name: str) -> None:
+    """Transactions that add turns end when the lock is free."""
+    database.execute(f"""
+        SET search_path TO {name};
+        CREATE FUNCTION wait() RETURNS trigger AS $$ BEGIN
+            PERFORM pg_advisory_xact_lock({GATE}); RETURN NULL; END $$ LANGUAGE plpgsql;
+        CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON turns DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION wait();""")
+    database.execute("SELECT pg_advisory_lock(%s)", (GATE,))
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_commit_that_goes_on_after_its_connection_is_waited_for(
+    postgres: PostgresServer, tmp_path: Path, before: int
+) -> None:
+    """Also the first one of a server."""
+    proxy, name, turns = PostgresProxy(postgres.folder), new_name(), chain(1, [5, 5])
+    with (
+        closing(proxy),
+        closing(PostgresStore(proxy.url, tmp_path, name=name)) as store,
+        psycopg.connect(postgres.url, autocommit=True) as database,
+    ):
+        for turn in turns[:before]:
+            do(store, PutTurn(turn), PutSession(session("a", turn), follows=turn.parent))
+        slow_commits(database, name)
+        turn, outcomes = turns[before], list[object]()
+        group = [PutTurn(turn), PutSession(session("a", turn), follows=turn.parent)]
+        commits = threading.Thread(target=lambda: outcomes.extend(store.commit([group])))
+        commits.start()
+        until(database, WAITING, 1)
+        proxy.go_away()
+        proxy.come_back()
+        until(database, WAITING, 2)
+        database.execute("SELECT pg_advisory_unlock(%s)", (GATE,))
+        commits.join()
+        assert [type(outcome) for outcome in outcomes] == [Removed] and has(store, turn)
+
+
+def test_it_is_said_that_a_turn_may_have_been_stored(postgres: PostgresServer, tmp_path: Path) -> None:
+    proxy, name, (one, two) = PostgresProxy(postgres.folder), new_name(), chain(1, [5, 5])
+    with (
+        closing(proxy),
+        closing(PostgresStore(proxy.url, tmp_path, name=name, patience=0)) as store,
+        psycopg.connect(postgres.url, autocommit=True) as database,
+    ):
+        slow_commits(database, name)
+        errors = list[Exception]()
+
+        def commit() -> None:
+            try:
+                do(store, PutTurn(one), PutSession(session("a", one), follows=NONE))
+            except StoreAway as error:
+                errors.append(error)
+
+        commits = threading.Thread(target=commit)
+        commits.start()
+        until(database, WAITING, 1)
+        proxy.go_away()
+        commits.join()
+        database.execute("SELECT pg_advisory_unlock(%s)", (GATE,))
+        with pytest.raises(StoreAway, match=r"cannot be reached; try again later\.$"):
+            do(store, PutTurn(two), PutSession(session("a", two), follows=one.id))
+        assert [str(error).endswith(UNKNOWN) for error in errors] == [True]
+
+
+# What is missing
+
+
+def test_what_others_have_removed_is_seen_as_soon_as_it_is_missed(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    name, (one, two) = new_name(), chain(1, [5, 5])
+    with (
+        closing(PostgresStore(postgres.url, tmp_path, name=name)) as store,
+        closing(PostgresStore(postgres.url, tmp_path, name=name)) as other,
+    ):
+        do(store, PutTurn(one), PutTurn(two), PutSession(session("a", two)))
+        store.refresh(Wanted(["a"]))
+        do(other, DeleteSessions(["a"]))
+        assert store.find_session("a") == session("a", two), "as it has just been read"
+        with pytest.raises(RowDamaged):
+            store.read_turn(two.id)
+        assert store.find_session("a") is None
+
+
+def _no_room(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "cut short": lambda file: file.write_bytes(file.read_bytes()[:-1]),
+    "of another state": lambda file: file.write_bytes(bytes(len(file.read_bytes()))),
+    "gone": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("full", [False, True])
+def test_a_state_that_this_disk_has_lost_comes_from_the_database(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, full: bool
+) -> None:
+    """The disk may be full meanwhile."""
+    name = new_name()
+    with closing(Bench(store=PostgresStore(postgres.url, tmp_path, name=name))) as bench:
+        bench.begin_in("a", b"past", 5)
+        expected = bench.look("a")
+    store = PostgresStore(postgres.url, tmp_path, name=name)
+    (file,) = store.images_folder.iterdir()
+    DAMAGE[damage](file)
+    with closing(Bench(store=store)) as bench:
+        if full:
+            with monkeypatch.context() as patched, pytest.raises(LookupError, match="No space left"):
+                patched.setattr(images, "write", _no_room)
+                bench.look("a")
+        assert bench.look("a") == expected
+
+
+def test_a_session_whose_turns_are_not_found_stays(postgres: PostgresServer, tmp_path: Path) -> None:
+    """As where a server that only reads lags behind."""
+    name = new_name()
+    with closing(Bench(store=PostgresStore(postgres.url, tmp_path, name=name))) as bench:
+        bench.turn("a", [1, 2, 3])
+        expected = bench.look("a")
+    with (
+        closing(Bench(store=PostgresStore(postgres.url, tmp_path / "other", name=name))) as bench,
+        psycopg.connect(postgres.url, autocommit=True, options=f"-c search_path={name}") as database,
+    ):
+        database.execute("UPDATE turns SET id = id + 1")
+        with pytest.raises(LookupError, match="missing"):
+            bench.look("a")
+        bench.settle()
+        database.execute("UPDATE turns SET id = id - 1")
+        assert bench.look("a") == expected
+
+
+# Reads for all that has arrived
+
+
+class _Failing:
+    """A database in which one session cannot be read, by a fault that nobody has thought of."""
+
+    def refresh(self, wanted: Wanted) -> None:
+        if "bad" in wanted.keys:
+            raise ValueError("a fault")
+
+
+def test_one_that_cannot_be_read_keeps_nobody_waiting() -> None:
+    begin, end, errors = threading.Event(), threading.Event(), dict[str, str | None]()
+    thread = JobThread("finds", lambda callback: callback())
+    refresher = Refresher(_Failing(), thread)  # type: ignore[arg-type]
+    thread.put(begin.wait)
+    for key in ("good", "bad", "other"):
+        refresher.put(Wanted([key]), lambda error, key=key: errors.update({key: error}))
+    begin.set()
+    thread.put(end.set)
+    assert end.wait(20)
+    refresher.close()
+    assert errors["good"] is None and errors["other"] is None and errors["bad"]

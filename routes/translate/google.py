@@ -1,15 +1,18 @@
 """The lists of Google's Cloud Translation, version 2: its languages, and the language of a text."""
 
+import asyncio
+
 from robyn import Response
 
 from routes.http.errors import Json
 from routes.http.exchange import HttpRequest, json_response
 from routes.http.frontend import Frontend
+from routes.translate.handlers import is_large, refuse_long
 from routes.translate.keys import allowed_fields
 from routes.translate.names import LIBRETRANSLATE, chinese_name
 from routes.translate.schemas import GoogleDetectFields, GoogleLanguagesFields
 from rwkv_batch.chat.languages import find, name_of
-from rwkv_batch.translation.language.detection import UNSURE, detect
+from rwkv_batch.translation.language.detection import UNSURE, Detected, detect
 
 WRITTEN = {"zh-Hans": "zh-CN", "zh-Hant": "zh-TW", "nb": "no"}
 UNDETERMINED = "und"
@@ -28,11 +31,12 @@ async def languages(front: Frontend, http: HttpRequest) -> Response:
 async def detections(front: Frontend, http: HttpRequest) -> Response:
     """GET and POST /language/translate/v2/detect: one list for each text. Raises ApiError."""
     fields = GoogleDetectFields.from_json(allowed_fields(front, http, in_url=True))
-    return json_response(http, {"data": {"detections": [[_detected(text)] for text in fields.q]}})
+    refuse_long(fields.q)
+    found = await asyncio.to_thread(list, map(detect, fields.q)) if is_large(http) else map(detect, fields.q)
+    return json_response(http, {"data": {"detections": [[_described(each)] for each in found]}})
 
 
-def _detected(text: str) -> Json:
-    found = detect(text)
+def _described(found: Detected) -> Json:
     return {
         "language": found.code or UNDETERMINED,
         "confidence": found.confidence,

@@ -1,5 +1,6 @@
 """The routes of translation services: one engine call behind all of them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -116,8 +117,7 @@ async def detects(front: Frontend, http: HttpRequest) -> Response:
 
 def translator_of(asked: TextsAsked, model: EngineInfo, settings: FrontendConfig) -> Translator:
     """What translates this by that model. Raises ApiError 413."""
-    if sum(map(len, asked.texts)) > MOST_CHARACTERS:
-        raise ApiError(413, f"The texts have more than {MOST_CHARACTERS} characters; send fewer at once.")
+    refuse_long(asked.texts)
     asked = replace(asked, glossary=asked.glossary.before(_glossary(settings.glossary)))
     translator = Translator(asked, form_of(model.checkpoint), WORDS, model.fingerprint)
     if len(translator.segments) > MAX_PROMPTS:
@@ -155,6 +155,12 @@ def prepare_translation(
     """The request and the reply for what is asked; see TranslationReply. Raises ApiError."""
     reply = TranslationReply(translator_of(asked, model, settings), shape, make, slow)
     return Prepared(request_of(reply.rows), False, reply)
+
+
+def refuse_long(texts: Sequence[str]) -> None:
+    """Raises ApiError 413 for more than one request may have."""
+    if sum(map(len, texts)) > MOST_CHARACTERS:
+        raise ApiError(413, f"The texts have more than {MOST_CHARACTERS} characters; send fewer at once.")
 
 
 def is_large(http: HttpRequest) -> bool:

@@ -14,7 +14,7 @@ Those with terms come first, so that what they lack runs beside the others.
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from html import escape, unescape
@@ -530,14 +530,22 @@ def _lacks(work: _InWork, tokens: Sequence[Token]) -> list[Found]:
         return []
     text = "\n".join(token for token in tokens if isinstance(token, str))
     taken = [False] * len(text)
+    untried: dict[str, Iterator[int]] = {}  # by form, the places that were free until now
+    absent: set[int] = set()  # terms of which no form stands anywhere any more
+    terms = {id(each.term): each.term for each in work.terms}
+    longest = {key: max(map(len, term.target)) for key, term in terms.items()}
     lacking = []
-    for each in sorted(work.terms, key=lambda t: -max(map(len, t.term.target))):
-        for form in (each.wanted, *each.term.target):
-            at = next((p for p in places(text, form) if not any(taken[p : p + len(form)])), None)
+    for each in sorted(work.terms, key=lambda found: -longest[id(found.term)]):
+        forms = () if id(each.term) in absent else (each.wanted, *each.term.target)
+        for form in forms:
+            if (left := untried.get(form)) is None:
+                left = untried[form] = iter(places(text, form))
+            at = next((p for p in left if not any(taken[p : p + len(form)])), None)
             if at is not None:
                 taken[at : at + len(form)] = [True] * len(form)
                 break
         else:
+            absent.add(id(each.term))
             lacking.append(each)
     return lacking
 
@@ -572,4 +580,5 @@ def _before_compound(tokens: list[Token], word: str) -> list[Token] | None:
 
 def _folded(text: str) -> str:
     """In lower case and without accents, each character in its place: inflection may change these."""
-    return "".join(unicodedata.normalize("NFD", c)[0] for c in lower(text))
+    lowered = lower(text)
+    return lowered if lowered.isascii() else "".join(unicodedata.normalize("NFD", c)[0] for c in lowered)

@@ -225,6 +225,10 @@ def test_the_lists_of_google(server):
         assert first["language"] == "de" and first["isReliable"] and 0.5 < first["confidence"] <= 1
         assert second == {"language": "und", "confidence": 0.0, "isReliable": False}
     assert server.http.get("/language/translate/v2/detect").status_code == 400
+    many = server.http.post("/language/translate/v2/detect", json={"q": [texts[0]] * 1000})
+    assert [each[0]["language"] for each in many.json()["data"]["detections"]] == ["de"] * 1000
+    large = server.http.post("/language/translate/v2/detect", json={"q": ["a" * 250_001] * 4})
+    assert large.status_code == 413 and "1000000 characters" in large.json()["error"]["message"]
 
 
 WIRES = {  # how each client asks, by its name: path, body, and the names of its source and target

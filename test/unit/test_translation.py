@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections import Counter
 from dataclasses import replace
 from html import unescape
 
@@ -9,7 +10,7 @@ import pytest
 from translated import TERMS, broken, generated, lacking, translate
 
 from rwkv_batch.translation.forms import FORMS, TranslationForm, form_of
-from rwkv_batch.translation.glossary import from_pairs
+from rwkv_batch.translation.glossary import from_pairs, places
 from rwkv_batch.translation.marks import HTML, Handling
 from rwkv_batch.translation.segments import LONGEST_WHOLE, Segment, cut
 from rwkv_batch.translation.translator import TextsAsked, Translated, Translator, Words
@@ -283,6 +284,26 @@ def test_a_term_that_was_not_found_between_the_same_words_is_not_looked_for_agai
     assert run("We buy sweet juice now.") == ["We buy sweet juice now.", "sweet", *pieces]
     assert run("We buy sweet juice now.") == pieces
     assert run("A sweet one.") == ["A sweet one.", "A", "one."], "between other words it is"
+
+
+def test_each_form_of_a_term_is_looked_for_once_in_an_answer(monkeypatch):
+    """However often the term stands in the text."""
+    sought = Counter[tuple[str, str]]()
+
+    def seeks(text: str, form: str) -> list[int]:
+        sought[text, form] += 1
+        return places(text, form)
+
+    monkeypatch.setattr("rwkv_batch.translation.translator.places", seeks)
+    glossary = from_pairs({"dog": "Rüde|Rüden|Hündin"})
+    looks = []
+    for times in (3, 60):
+        sought.clear()
+        asked = TextsAsked(["The dog sees. " * times], "de", "en", glossary=glossary)
+        (made,), _ = translate(asked, lambda prompt: "Das sieht. Die Hündin sieht.", TranslationForm())
+        assert made.count("Rüde") == times
+        looks.append(max(sought.values()))
+    assert looks[0] == looks[1]
 
 
 def test_inflection_may_change_accents():

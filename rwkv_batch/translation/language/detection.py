@@ -78,6 +78,7 @@ def detect_together(texts: list[str], around: str = "") -> list[Detected]:
 
     That needs letters of the same script, most of which are in one language.
     """
+    texts, around = [text[:LOOKED_AT] for text in texts], around[:LOOKED_AT]
     found = [detect(text) for text in texts]
     sure = Counter[tuple[str, str]]()
     for text, each in zip((*texts, around), (*found, detect(around)), strict=True):

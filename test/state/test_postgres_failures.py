@@ -1,8 +1,9 @@
 """What a server does when its PostgreSQL, the way to it or its own disk fails."""
 
+import socket
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psycopg
@@ -66,6 +67,50 @@ def test_what_a_role_has_by_default_does_not_count(postgres: PostgresServer) -> 
     with closing(connection):
         found = connection.run(lambda db: db.execute("SHOW transaction_isolation").fetchone())
     assert found == ("read committed",)
+
+
+class _Refusing:
+    """A host that ends each connection; `asked`: how many there were."""
+
+    def __init__(self) -> None:
+        self._listener, self.asked = socket.create_server(("127.0.0.1", 0)), 0
+        self.url = f"postgresql://postgres@127.0.0.1:{self._listener.getsockname()[1]}/x"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                self._listener.accept()[0].close()
+                self.asked += 1
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_who_must_not_wait_leaves_it_to_others_to_look_whether_the_database_is_back() -> None:
+    with closing(_Refusing()) as host, closing(_Refusing()) as other:
+        outage = Outage(patience=1e9)
+        patient, hasty = (PostgresConnection(each.url, "", outage) for each in (host, other))
+        errors = list[Exception]()
+
+        def wait() -> None:
+            try:
+                patient.run(lambda db: None)
+            except StoreAway as error:
+                errors.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        while host.asked < 2:
+            pass
+        with pytest.raises(StoreAway):
+            hasty.run(lambda db: None, waits=False)
+        assert not other.asked
+        patient.close()
+        waiting.join()
+        with pytest.raises(StoreAway):
+            hasty.run(lambda db: None, waits=False)
+        assert other.asked and errors
 
 
 @pytest.mark.parametrize(

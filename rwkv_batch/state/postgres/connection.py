@@ -6,7 +6,8 @@ meanwhile waits; once the outage has lasted for `patience` seconds it fails, wit
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Lock, RLock
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of each connect
 T = TypeVar("T")
 Database = psycopg.Connection[tuple[Any, ...]]
 
+AWAY = "The database of sessions cannot be reached; try again later."
 TRY_AGAIN = 0.2  # seconds between attempts to connect
 # What libpq waits for by default is longer than an outage may last.
 WAITS: dict[str, str | int] = {
@@ -54,7 +56,24 @@ class Outage:
         self.patience = patience
         self._since: float | None = None
         self.has_been_reached = False
+        self._waiting = 0  # callers, who see when it ends
         self._lock = Lock()
+
+    @contextmanager
+    def waits(self) -> Iterator[None]:
+        """A caller waits for its end."""
+        with self._lock:
+            self._waiting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether it lasts, and a caller will see when it ends."""
+        return self._since is not None and self._waiting > 0
 
     def lasts(self, error: Exception) -> bool:
         """Something has failed because of it; whether it lasts too long to be waited for."""
@@ -92,8 +111,17 @@ class PostgresConnection:
     def run(self, work: Callable[[Database], T], *, waits: bool = True) -> T:
         """The result of `work`, which is called again if the connection was lost. Raises StoreError.
 
-        waits: for the end of an outage.
+        waits: for the end of an outage. Who does not wait tries only where nobody else does: it may take long
+        until a host says nothing.
         """
+        if waits:
+            with self._outage.waits():
+                return self._run(work, waits)
+        if self._outage.is_waited_for:
+            raise StoreAway(AWAY)
+        return self._run(work, waits)
+
+    def _run(self, work: Callable[[Database], T], waits: bool) -> T:
         again = True  # at once, as a connection may have been lost long ago
         while True:
             was_open = self._open is not None
@@ -115,9 +143,7 @@ class PostgresConnection:
                 if lasts or not waits or self._closed or self._is_refused(error):
                     # Where it has been reached clients get the sentence, and the reason is for the log alone.
                     reason = "" if self._outage.has_been_reached else f" ({one_line(error)})"
-                    raise StoreAway(
-                        f"The database of sessions cannot be reached{reason}; try again later."
-                    ) from None
+                    raise StoreAway(AWAY.replace(";", f"{reason};")) from None
                 time.sleep(TRY_AGAIN)
 
     def close(self) -> None:

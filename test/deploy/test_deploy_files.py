@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -71,10 +70,12 @@ def options(words: list[str]) -> list[str]:
     return words[words.index("app.py") + 1 :]
 
 
-def flags_of_compose() -> list[str]:
-    """As they are with a deploy/.env in which the passwords are W."""
+def flags_of_compose(secrets: Path) -> list[str]:
+    """As they are with a deploy/.env in which the passwords are W, which lie in this folder."""
+    for name in SERVER["secrets"]:
+        (secrets / name).write_text("W")
     command = SERVER["command"].replace("${RWKV_FLAGS:-}", "--model-path /models/rwkv7-g1-1.5b.pth")
-    return re.sub(r"\$\{\w+:\?[^}]*\}", "W", command).split()
+    return command.replace("/run/secrets", str(secrets)).split()
 
 
 def test_what_an_image_copies_is_a_server_that_answers(tmp_path: Path):
@@ -160,9 +161,9 @@ def test_compose_builds_a_target_that_there_is(target: str):
     assert target in STAGES and SERVER["build"]["context"] == ".."
 
 
-def test_the_flags_are_those_of_the_server():
+def test_the_flags_are_those_of_the_server(tmp_path: Path):
     image = options(json.loads(value("base", "ENTRYPOINT")))
-    config = app.parse([*image, *flags_of_compose()])
+    config = app.parse([*image, *flags_of_compose(tmp_path)])
     assert config.frontend.password == config.frontend.metrics_password == "W"
     assert config.engines[0].model_path == "/models/rwkv7-g1-1.5b.pth"
     (start,) = [line for line in UNIT.splitlines() if line.startswith("ExecStart=")]
@@ -192,7 +193,8 @@ def test_what_compose_mounts_is_there_and_where_it_is_looked_for():
     assert job["static_configs"][0]["targets"] == ["server:8000"]
     (secret,) = services["prometheus"]["secrets"]
     assert job["authorization"]["credentials_file"] == f"/run/secrets/{secret}"
-    assert COMPOSE["secrets"][secret]["environment"] in SERVER["command"]
+    assert secret in SERVER["secrets"] and set(SERVER["secrets"]) == set(COMPOSE["secrets"])
+    assert not any(each["environment"] in SERVER["command"] for each in COMPOSE["secrets"].values())
     provisioning = "/etc/grafana/provisioning"
     (source,) = yaml.safe_load(mounts[f"{provisioning}/datasources/rwkv.yaml"].read_text())["datasources"]
     assert source["url"] == "http://prometheus:9090"

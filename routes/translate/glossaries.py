@@ -25,13 +25,14 @@ from routes.translate.keys import allowed_fields, demand_key
 from routes.translate.names import DEEPL_SOURCES, deepl_code
 from routes.translate.schemas import Key, TargetName
 from rwkv_batch.chat.languages import find
-from rwkv_batch.translation.glossary import NO_GLOSSARY, Glossary, GlossaryError, from_entries
+from rwkv_batch.translation.glossary import MOST_TERMS, NO_GLOSSARY, Glossary, GlossaryError, from_entries
 from rwkv_batch.wire.commands import GetDocument, ListDocuments, PutDocument, RemoveDocument
 
 NAMES, ENTRIES = "glossary:", "glossary-entries:"  # what the keys of documents begin with
 MOST_GLOSSARIES = 1000
 MOST_KEPT = 4  # glossaries that a front end keeps as terms are found, each in at most some 50 MB
 ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+PARTING = re.compile(r"[\t\r\n]")  # what entries cannot have in them: they are given back as TSV
 TSV = "text/tab-separated-values; charset=utf-8"
 CREATED = 201
 
@@ -82,7 +83,7 @@ async def collection(front: Frontend, http: HttpRequest) -> Response:
         newest_last = sorted(filter(None, found), key=lambda each: each.created)
         return json_response(http, {"glossaries": [each.described() for each in newest_last]})
     fields = GlossaryFields.from_json(allowed_fields(front, http, required=True, always=True))
-    entries = read_entries(fields.entries, fields.entries_format)
+    entries = await asyncio.to_thread(read_entries, fields.entries, fields.entries_format)
     if len(await _keys(front)) >= MOST_GLOSSARIES:
         raise ApiError(
             400,
@@ -145,11 +146,13 @@ def read_entries(text: str, kind: str) -> Entries:
     lines = (
         csv.reader(io.StringIO(text, newline=""), strict=True)
         if kind == "csv"
-        else (line.split("\t") for line in text.splitlines())
+        else (line.split("\t") for line in io.StringIO(text, newline=None))
     )
     entries: dict[str, str] = {}
     try:
         for number, columns in enumerate(lines, 1):
+            if number > MOST_TERMS:
+                raise GlossaryError(f"it has more than {MOST_TERMS} lines; store several glossaries")
             cells = [cell.strip() for cell in columns]
             if not any(cells):
                 continue
@@ -157,6 +160,8 @@ def read_entries(text: str, kind: str) -> Entries:
                 raise GlossaryError(f"line {number} has {len(cells)} columns; a term has 2")
             if cells[0] in entries:
                 raise GlossaryError(f'line {number}: "{cells[0][:40]}" was there before')
+            if any(PARTING.search(cell) for cell in cells):
+                raise GlossaryError(f"line {number}: a term has no tab and no line end in it")
             entries[cells[0]] = cells[1]
         from_entries(entries.items())
     except (GlossaryError, csv.Error) as error:

@@ -244,6 +244,8 @@ def _term(columns: list[str]) -> Term:
         raise GlossaryError("a term needs a source and a target")
     if max(map(len, (*forms[0], *forms[1]))) > LONGEST:
         raise GlossaryError(f"a form of a term has at most {LONGEST} characters")
+    if EDGE in source:
+        raise GlossaryError("a term has no character 0 in it")
     source_language = "" if source_language in ANY else source_language
     target_language = "" if target_language in ANY else target_language
     return Term(forms[0], forms[1], source_language, target_language, bool(options and options[0]))

@@ -95,6 +95,10 @@ def test_entries_as_csv(server):
         ({"entries": "a\tb\nc\t"}, "a term needs a source and a target"),
         ({"entries": "a\tb\na\tc"}, "was there before"),
         ({"entries": 'a,"b', "entries_format": "csv"}, "`entries`"),
+        ({"entries": 'a,b\n"c\td",e', "entries_format": "csv"}, "line 2: a term has no tab"),
+        ({"entries": 'a,"b\nc"', "entries_format": "csv"}, "no line end"),
+        ({"entries": "a\0b\tc"}, "character 0"),
+        ({"entries": "\n" * 50_001}, "more than 50000 lines"),
         ({"entries_format": "xlsx"}, "`entries_format`"),
     ],
 )

@@ -52,7 +52,7 @@ class Admission:
         beginnings: Beginning = {}
         scheduler = self._parts.scheduler
         if scheduler.batch:
-            self._giving.make_room()
+            self._giving.make_room(self._adapters.has_slot)
         takes = Portion(scheduler.prefill_tokens).takes
         for row in scheduler.admit(self._adapters.has_slot, takes):
             if row.slot is None:  # of a request that has just been refused

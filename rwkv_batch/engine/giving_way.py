@@ -4,6 +4,7 @@ Such a row takes part in no further step. When its last draws are known, its sta
 the row waits for a slot again, in front of rows that came after it. There it goes on with the same bits.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
@@ -25,14 +26,14 @@ class GivingWay:
         self._most = max(1, min(most, parts.scheduler.max_rows))
         self._copied: set[Row] = set()  # whose states are on their way
 
-    def make_room(self) -> None:
-        """Before rows are admitted, while rows of batches run."""
+    def make_room(self, has_adapter: Callable[[Row], bool]) -> None:
+        """Before rows are admitted, while rows of batches run. has_adapter: as of Scheduler.admit."""
         scheduler = self._parts.scheduler
-        lacking = scheduler.lacking() - len(scheduler.leaving) - len(self._copied)
-        if lacking > 0:
-            room = self._most - sum(1 for row in scheduler.waiting if row.input.kept is not None)
+        going = len(scheduler.leaving) + len(self._copied)
+        if (lacking := scheduler.lacking(has_adapter) - going) > 0:
+            kept = sum(1 for row in scheduler.waiting if row.input.kept is not None)
             able = sorted(filter(_may_leave, scheduler.batch), key=lambda row: row.rank, reverse=True)
-            for row in able[: min(lacking, room)]:
+            for row in able[: max(0, min(lacking, self._most - kept - going))]:
                 row.held |= LEAVING
                 scheduler.leaving.add(row)
         for row in [row for row in scheduler.leaving if not row.in_flight]:

@@ -122,6 +122,28 @@ def test_a_row_without_an_adapter_does_not_wait_for_a_slot(driver, tmp_path: Pat
     assert order == [40, 2, 2]
 
 
+def test_rows_of_batches_keep_slots_that_a_row_without_its_adapter_could_not_use(driver, tmp_path) -> None:
+    served = driver(max_adapters=1, max_rows=2)
+    first, second = (load_kind(served, tmp_path, "lora", seed) for seed in (1, 2))
+    long = served.add(PROMPTS[0], adapter=first, max_tokens=40, stop_ids=[])
+    batch = served.add(PROMPTS[1], batch=True, max_tokens=10, stop_ids=[])
+    waiting = served.add(PROMPTS[0], adapter=second, max_tokens=2)
+    assert served.said(batch)[1] == 10
+    assert served.engine.counts.waits.preemptions == 0 and not served.text(waiting)
+    assert [served.said(name)[1] for name in (long, waiting)] == [40, 2]
+
+
+def test_a_row_of_a_batch_leaves_its_adapter_too(driver, tmp_path) -> None:
+    served = driver(max_adapters=1, max_rows=1)
+    first, second = (load_kind(served, tmp_path, "lora", seed) for seed in (1, 2))
+    batch = served.add(PROMPTS[1], adapter=first, batch=True, max_tokens=40, flush_tokens=1, stop_ids=[])
+    while not served.text(batch):
+        served.step()
+    assert served.said(served.add(PROMPTS[0], adapter=second, max_tokens=2))[1] == 2
+    assert served.engine.counts.waits.preemptions == 1
+    assert served.said(batch)[1] == 40
+
+
 def test_cached_prefixes_of_different_adapters_are_different(driver, tmp_path: Path) -> None:
     served = driver(prefix_cache_mb=16)
     names = ["", *(load_kind(served, tmp_path, "lora", seed) for seed in (1, 2)), ""]

@@ -7,6 +7,7 @@ from cuda_gpu import needs_gpu
 from engine_driver import Driver
 
 from rwkv_batch.bundled import unpack
+from rwkv_batch.engine import giving_way
 from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.torch_runner import TorchRunner
@@ -162,3 +163,17 @@ def test_rows_of_one_prompt_give_way_too(driver: Driver):
     for each in urgent:
         driver.said(each)
     assert texts(name) == alone
+
+
+def test_no_more_give_way_than_the_host_may_keep(driver: Driver, monkeypatch, engines: list[Driver]):
+    monkeypatch.setattr(giving_way, "SHARE", 1 << 60)  # which leaves room for one
+    engines.append(driver := Driver(max_rows=4, prefill_tokens=16))
+    fields = {"max_tokens": LONG, "flush_tokens": 1, "sampling": GREEDY}
+    batch = [driver.add([9, number], batch=True, **fields) for number in range(4)]
+    for name in batch:
+        begin(driver, name)
+    urgent = [driver.add([5, number], **fields) for number in range(4)]
+    begin(driver, urgent[0], 10)
+    assert driver.engine.counts.waits.preemptions == 1
+    for name in batch + urgent:
+        assert driver.said(name)[1] == LONG

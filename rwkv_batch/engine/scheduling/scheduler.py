@@ -136,13 +136,23 @@ class Scheduler:
             self.leaving.discard(row)
         return slot
 
-    def lacking(self) -> int:
-        """How many slots rows of batches should leave: those that others wait for and cannot have."""
+    def lacking(self, has_adapter: Callable[[Row], bool] = lambda row: True) -> int:
+        """How many slots rows of batches should leave: those that others wait for and cannot have.
+
+        A row whose adapter has no room on the device could not use a slot, unless an adapter leaves with it.
+        """
         if not self.batch or not self.waiting or self.waiting[0].request.batch:
             return 0
-        most = self._room + len(self.batch)
-        others = itertools.takewhile(lambda row: not row.request.batch, itertools.islice(self.waiting, most))
-        return max(0, sum(1 for _ in others) - self._room)
+        most, count, passed = self._room + len(self.batch), 0, False
+        adapters_leave = any(row.life.adapter for row in self.batch)
+        for row in itertools.takewhile(lambda row: not row.request.batch, self.waiting):
+            if count == most:
+                break
+            if row.life.adapter and not adapters_leave and (passed or not has_adapter(row)):
+                passed = True
+            else:
+                count += 1
+        return max(0, count - self._room)
 
     def give_up(self, row: Row, kept: Any) -> None:
         """A row of a batch has left its slot to others, and waits for one in which its state is this."""

@@ -253,7 +253,7 @@ class Service:
     def _receive_control(self) -> None:
         try:
             message: CatchUp | FrontendLost | Ping | Stop = self._control.recv()
-        except EOFError:  # the supervisor has died
+        except (EOFError, OSError):  # the supervisor has died
             message = Stop()
         match message:
             case FrontendLost(name=name):

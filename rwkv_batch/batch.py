@@ -18,7 +18,7 @@ from threading import Thread
 from tqdm import tqdm
 
 from app import parse
-from rwkv_batch.batches.file_rows import FileRows, done_in
+from rwkv_batch.batches.file_rows import FileRows, NoAnswers, done_in
 from rwkv_batch.batches.lines import check
 from rwkv_batch.batches.runner import Width
 from rwkv_batch.config import ServerConfig, on_each
@@ -44,6 +44,8 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")
     if len(config.devices) > 1:
         return refuse("a file runs on one device or in one pipeline; name one with --device")
+    if len({path.resolve() for path in (files.input, files.output, files.errors)}) < 3:
+        return refuse("the requests, the answers and --errors are three files; name different ones")
     try:
         with open(files.input, "rb") as lines:
             total, errors = check(lines, "")
@@ -58,7 +60,7 @@ def main(arguments: list[str]) -> int:
             return _run(config, folder, FileRows(files.input, total, done, output, failed))
     except OSError as error:
         return refuse(f"{error.filename} cannot be used ({error.strerror}); name another file")
-    except NoFolder as error:
+    except (NoAnswers, NoFolder) as error:
         return refuse(str(error))
 
 

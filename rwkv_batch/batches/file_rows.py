@@ -5,22 +5,47 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import msgspec
 
 from rwkv_batch.batches.lines import numbered, parse
 from rwkv_batch.batches.runner import Answer, Width, answered
 
+BEGINNING = b'{"id":"batch_req_'  # of a line of the output
+
+
+class NoAnswers(Exception):
+    """A file that should have answers has something else; one sentence."""
+
 
 def done_in(output: Path) -> set[str]:
-    """The rows that an earlier run has answered; what it has written of a further one is taken away."""
+    """The rows that an earlier run has answered; what it has written of a further one is taken away.
+
+    Raises NoAnswers, and leaves that file as it is.
+    """
     if not output.exists():
         return set()
     whole, _, rest = output.read_bytes().rpartition(b"\n")
+    try:
+        done = {
+            msgspec.json.decode(line, type=_Answer).custom_id for line in whole.splitlines() if line.strip()
+        }
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        done = None
+    if done is None or (rest and not rest.startswith(BEGINNING[: len(rest)])):
+        raise NoAnswers(f"{output} has lines that are no answers; name another file")
     if rest:
         os.truncate(output, len(whole) + 1 if whole else 0)
-    return {msgspec.json.decode(line)["custom_id"] for line in whole.splitlines() if line.strip()}
+    return done
+
+
+class _Answer(msgspec.Struct):
+    """What tells a line of the output from one of the input."""
+
+    id: str
+    custom_id: str
+    response: dict[str, Any]
 
 
 class FileRows:

@@ -234,11 +234,12 @@ def test_a_file_runs_without_a_server_and_keeps_what_is_done(tmp_path: Path):
     """Behind the answers of a run before, of which the last line is cut."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(lines([chat("Japan"), chat("France"), chat("Italy", temperature=9)]))
-    output.write_text('{"custom_id": "row 0", "response": "of before"}\n{"custom_id": "row 1", "resp')
+    before = {"id": "batch_req_1", "custom_id": "row 0", "response": {"body": "of before"}, "error": None}
+    output.write_text(f'{json.dumps(before)}\n{{"id":"batch_req_2","custom_id": "row 1", "resp')
     command = [sys.executable, "-m", "rwkv_batch.batch", str(source), str(output), "--device", "cpu"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
     assert done.returncode == 1 and "2 of 3 rows are answered" in done.stderr, done.stderr
     first, second = (json.loads(line) for line in output.read_text().splitlines())
-    assert first["response"] == "of before" and "Paris" in json.dumps(second["response"]["body"])
+    assert first == before and "Paris" in json.dumps(second["response"]["body"])
     (error,) = Path(f"{output}.errors").read_text().splitlines()
     assert json.loads(error)["custom_id"] == "row 2"

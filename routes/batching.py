@@ -1,6 +1,7 @@
 """The process that runs batches: a front end without HTTP, whose requests are the rows of files."""
 
 import asyncio
+import itertools
 import logging
 import math
 import os
@@ -28,6 +29,7 @@ from rwkv_batch.config import FrontendConfig
 from rwkv_batch.logs import begin_logging
 
 TICK = 0.1  # seconds
+CLAIM_AGAIN = 0.5  # seconds until a folder is asked for again whose batches another server runs
 QUEUED = 2  # rows for each slot: one that ends has a successor
 FOREVER = 1e7  # seconds within which a reply is awaited whole
 REFUSED = 2  # the exit code of what cannot do its work
@@ -51,6 +53,14 @@ def run(config: FrontendConfig, name: str, addresses: Sequence[str], control: Co
         target=receive, args=(front, control, config, _leave), name="supervisor", daemon=True
     ).start()
     threading.Thread(target=_tick, args=(front,), name="tick", daemon=True).start()
+    for waited in itertools.count():
+        if store.claim():
+            break
+        if not waited:
+            log.warning(
+                "another server runs the batches of %s; this one waits until it ends", config.batch_dir
+            )
+        time.sleep(CLAIM_AGAIN)
     runner = BatchRunner(store, answers(front), lambda: rows_at_once(front), config.batch_days)
     asyncio.run(runner.run())
 

@@ -7,12 +7,13 @@ done is not done again, also by another process after this one has ended.
 import asyncio
 import contextlib
 import logging
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
 from rwkv_batch.batches.lines import InputLine, check, numbered, parse, result_line
-from rwkv_batch.batches.records import BatchRecord, BatchStatus, LineError, RowResult, new_id
+from rwkv_batch.batches.records import UNDER_WAY, BatchRecord, BatchStatus, LineError, RowResult, new_id
 from rwkv_batch.batches.store import BatchStore
 
 POLL = 0.2  # seconds between looks for new batches and those that are cancelled
@@ -20,6 +21,7 @@ LATER = (429, 503)  # statuses of rows that are asked again
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 2.0  # seconds before a row is asked again
 AGAIN = 2  # times that a row is asked again whose engine has failed
 EVERY = 600.0  # seconds between looks for what has expired
+REST = 2.0  # seconds until a batch goes on that the disk or the database has stopped
 EXPIRED = LineError(
     "batch_expired", "This request was not executed before the completion window had ended; send it again."
 )
@@ -80,18 +82,22 @@ class BatchRunner:
         self._store, self._answer, self._days = store, answer, days
         self._width = Width(width)
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by batch
-        self._ending: set[str] = set()  # of these, those that have been cancelled
+        self._ending: set[str] = set()  # of these, those that nothing cancels any more
+        self._seen: int | None = None  # the version of the store that was looked at last
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        seen, cleaned = -1, float("-inf")
+        cleaned = float("-inf")
         while True:
-            if (version := self._store.version) != seen or self._tasks:
-                seen = version
+            if (version := self._store.version) != self._seen or self._tasks:
+                self._seen = version
                 self._look()
             if time.monotonic() - cleaned > EVERY:
                 cleaned = time.monotonic()
-                await asyncio.to_thread(self._store.expire, self._days)
+                try:
+                    await asyncio.to_thread(self._store.expire, self._days)
+                except (OSError, sqlite3.Error) as error:
+                    log.error("what has expired cannot be removed now: %s", error)
             await asyncio.sleep(POLL)
 
     def _look(self) -> None:
@@ -101,13 +107,14 @@ class BatchRunner:
             if task is None:
                 task = self._tasks[batch.id] = asyncio.create_task(self._run(batch), name=batch.id)
                 task.add_done_callback(self._ended)
-            elif batch.id not in self._ending and (batch.status == "cancelling" or _is_late(batch)):
+            elif batch.id not in self._ending and _is_cut_off(batch):
                 self._ending.add(batch.id)
                 task.cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task.get_name(), None)
         self._ending.discard(task.get_name())
+        self._seen = None  # it may be under way still, and no other process changes it then
 
     async def _run(self, batch: BatchRecord) -> None:
         try:
@@ -117,13 +124,16 @@ class BatchRunner:
             if batch.status == "in_progress":
                 with contextlib.suppress(asyncio.CancelledError):
                     await self._rows(batch)
+            self._ending.add(batch.id)  # a thread that writes cannot be cancelled, and another would join it
             await asyncio.to_thread(self._finish, batch.id)
         except asyncio.CancelledError:
             raise
-        except Exception:
+        except Exception as error:
             log.exception("the batch %s cannot go on", batch.id)
-            error = LineError("server_error", "The server could not run this batch; its log says why.")
-            self._store.change(batch.id, (batch.status,), "failed", errors=[error])
+            if not _of_the_disk(error):
+                errors = [LineError("server_error", "The server could not run this batch; its log says why.")]
+                self._store.change(batch.id, ("validating", "in_progress"), "failed", errors=errors)
+            await asyncio.sleep(REST)  # if it is under way still, it is begun with again
 
     async def _validate(self, batch: BatchRecord) -> None:
         """Its lines are all requests, or it has failed."""
@@ -167,7 +177,7 @@ class BatchRunner:
     def _finish(self, name: str) -> None:
         """Write what there is to files, and bring the batch to its last status."""
         batch = self._store.batch(name)
-        if batch is None or batch.status == "failed":
+        if batch is None or batch.status not in UNDER_WAY:
             return
         if batch.status == "in_progress":
             late = batch.completed + batch.failed < batch.total
@@ -196,3 +206,15 @@ class BatchRunner:
 
 def _is_late(batch: BatchRecord) -> bool:
     return time.time() >= batch.expires
+
+
+def _is_cut_off(batch: BatchRecord) -> bool:
+    """Whether its rows end here; lines that are checked and files that are written take little time."""
+    return batch.status == "cancelling" or (batch.status == "in_progress" and _is_late(batch))
+
+
+def _of_the_disk(error: Exception) -> bool:
+    """Whether the disk or the database refuses something, which may be otherwise soon; not a lost file."""
+    if isinstance(error, ExceptionGroup):
+        return any(map(_of_the_disk, error.exceptions))
+    return isinstance(error, OSError | sqlite3.Error) and not isinstance(error, FileNotFoundError)

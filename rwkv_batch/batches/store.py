@@ -5,7 +5,9 @@ of any of them. A method may be called from any thread, and takes milliseconds.
 """
 
 import contextlib
+import fcntl
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -25,7 +27,9 @@ from rwkv_batch.batches.records import (
 )
 
 DATABASE = "batches.db"
+LOCK = "running"  # locked by the process that runs the batches
 BUSY_SECONDS = 20  # that a statement waits for another process
+OURS = re.compile(r"file-[0-9a-f]{32}(output|error)?(\.part)?")  # names of contents; others we leave alone
 TABLES = """
 CREATE TABLE IF NOT EXISTS files (
     id TEXT PRIMARY KEY, owner TEXT, created INTEGER, expires INTEGER, bytes INTEGER, record BLOB);
@@ -70,6 +74,17 @@ class BatchStore:
     def close(self) -> None:
         with self._lock:
             self._database.close()
+
+    def claim(self) -> bool:
+        """Whether this process runs the batches until it ends, as no other one does. Raises OSError."""
+        file = open(self._folder / LOCK, "wb")  # noqa: SIM115  kept open, as closing it unlocks it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        self._claim = file
+        return True
 
     @property
     def version(self) -> int:
@@ -236,13 +251,26 @@ class BatchStore:
         for (name,) in self._rows(query, old, now):
             with contextlib.suppress(FileInUse):
                 self.remove_file(name)
+        for (record,) in self._rows(
+            f"SELECT record FROM batches WHERE created < ? AND status NOT IN ({_marks(UNDER_WAY)})",
+            old,
+            *UNDER_WAY,
+        ):
+            batch = msgspec.json.decode(record, type=BatchRecord)
+            if max(batch.at.values(), default=batch.created) < old:
+                self._execute("DELETE FROM batches WHERE id = ?", batch.id)
+        # What a process has left that was killed between two statements.
         self._execute(
-            f"DELETE FROM batches WHERE created < ? AND status NOT IN ({_marks(UNDER_WAY)})", old, *UNDER_WAY
+            f"DELETE FROM results WHERE batch NOT IN (SELECT id FROM batches WHERE status IN "
+            f"({_marks(UNDER_WAY)}))",
+            *UNDER_WAY,
         )
-        for part in self._folder.glob("*.part"):
-            with contextlib.suppress(OSError):
-                if part.stat().st_mtime < now - 86400:
-                    part.unlink()
+        known = {name for (name,) in self._rows("SELECT id FROM files")}
+        for path in self._folder.iterdir():
+            if OURS.fullmatch(path.name) and path.name not in known:
+                with contextlib.suppress(FileNotFoundError):
+                    if path.stat().st_mtime < now - 86400:
+                        path.unlink()
 
     # The database
 
@@ -255,10 +283,11 @@ class BatchStore:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._database.execute("COMMIT")
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if self._database.in_transaction:  # SQLite ends some by itself, as on a full disk
+                    self._database.execute("ROLLBACK")
                 raise
-            self._database.execute("COMMIT")
 
     def _put(self, table: str, *values: object) -> None:
         """A row, in place of one with the same key; it keeps its place in the order."""

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import sqlite3
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +13,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from rwkv_batch import batch as batch_command
+from rwkv_batch.batches import runner
+from rwkv_batch.batches.file_rows import NoAnswers, done_in
 from rwkv_batch.batches.lines import MOST_LINES, InputLine, check
 from rwkv_batch.batches.records import BatchRecord, RowResult, new_id
 from rwkv_batch.batches.runner import BatchRunner, RowReply
@@ -220,3 +226,132 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BatchesError, match="--batch-dir"):
         BatchStore(tmp_path / "file")
+
+
+def test_a_batch_that_is_cancelled_while_its_lines_are_checked_ends(store: BatchStore, monkeypatch):
+    name, checking, ended = begin(store, 3), threading.Event(), threading.Event()
+    front_end = BatchStore(store.path(""))
+
+    def slow_check(*_):
+        if not checking.is_set():
+            checking.set()
+            front_end.change(name, ("validating",), "cancelling")
+            ended.wait(10)
+        return 3, []
+
+    def until() -> bool:
+        if over(store, name)():
+            ended.set()
+        return ended.is_set()
+
+    monkeypatch.setattr(runner, "check", slow_check)
+    run(store, Asked(), until)
+    assert store.batch(name).status == "cancelled"
+
+
+def test_a_batch_that_was_late_before_its_lines_are_checked_expires(store: BatchStore, monkeypatch):
+    name, checks, ended = begin(store, 3, window=-1), [], threading.Event()
+
+    def slow_check(*_):
+        checks.append(1)
+        ended.wait(3 * runner.POLL)
+        return 3, []
+
+    monkeypatch.setattr(runner, "check", slow_check)
+    run(store, Asked(first=0), over(store, name))
+    assert store.batch(name).status == "expired" and len(checks) == 1
+    assert custom_ids(store, store.batch(name).error_file) == list("012")
+
+
+def test_files_are_written_once_though_the_window_ends_meanwhile(store: BatchStore, monkeypatch):
+    name, write, again, calls = begin(store, 3), store.write_results, threading.Event(), []
+    front_end = BatchStore(store.path(""))
+
+    def slow_write(batch: BatchRecord, succeeded: bool) -> str | None:
+        calls.append(succeeded)
+        if len(calls) == 1:
+            store.put_batch(replace(store.batch(name), expires=int(time.time()) - 1))
+            again.wait(3 * runner.POLL)
+        else:
+            again.set()
+        return write(batch, succeeded)
+
+    def until() -> bool:
+        upload(front_end, b"{}")  # which has the batches looked at
+        return over(store, name)()
+
+    monkeypatch.setattr(store, "write_results", slow_write)
+    run(store, Asked(), until)
+    batch = store.batch(name)
+    assert calls == [True, False]
+    assert (batch.status, batch.completed) == ("completed", 3)
+    assert custom_ids(store, batch.output_file) == list("012")
+
+
+def test_a_batch_goes_on_when_the_disk_has_room_again(store: BatchStore, monkeypatch):
+    name, put, full = begin(store, 5), store.put_result, iter([True])
+
+    def put_result(batch: str, result: RowResult) -> None:
+        if result.line == 3 and next(full, False):
+            raise sqlite3.OperationalError("database or disk is full")
+        put(batch, result)
+
+    monkeypatch.setattr(store, "put_result", put_result)
+    monkeypatch.setattr(runner, "REST", 0.0)
+    run(store, Asked(), over(store, name))
+    assert (store.batch(name).status, store.batch(name).completed) == ("completed", 5)
+
+
+def test_a_batch_is_kept_for_some_days_from_its_end(store: BatchStore):
+    now, day, ids = int(time.time()), 86400, [begin(store, 1) for _ in range(2)]
+    for name, days in zip(ids, (1, 31), strict=True):
+        batch = store.batch(name)
+        ended = replace(batch, created=now - 40 * day, status="expired", at={"expired": now - days * day})
+        store.put_batch(ended)
+    store.expire(days=30)
+    assert store.batch(ids[0]) and store.batch(ids[1]) is None
+
+
+def test_what_a_killed_process_has_left_goes_and_what_is_not_ours_stays(store: BatchStore):
+    name = begin(store, 1)
+    store.put_result(name, RowResult(0, True, "{}"))
+    store.expire(days=30)
+    assert store.done(name) == {0}
+    store.change(name, ("validating",), "completed")
+    lost, foreign, kept = new_id("file-"), "film.part", store.batch(name).input_file
+    for each in (lost, f"{lost}.part", foreign):
+        store.path(each).write_text("")
+    for path in store.path("").iterdir():
+        os.utime(path, (0, 0))
+    store.expire(days=30)
+    assert store.done(name) == set() and store.path(kept).exists() and store.path(foreign).exists()
+    assert not store.path(lost).exists() and not store.path(f"{lost}.part").exists()
+
+
+def test_one_process_runs_the_batches_of_a_folder(store: BatchStore):
+    assert store.claim()
+    assert not BatchStore(store.path("")).claim()
+
+
+@pytest.mark.parametrize("contents", ["a\nb", '{"custom_id": "1"}\n', '{"id":"batch_req_1"}\nnotes'])
+def test_a_file_that_has_no_answers_is_left_as_it_is(tmp_path: Path, contents: str):
+    output = tmp_path / "notes"
+    output.write_text(contents)
+    with pytest.raises(NoAnswers, match="name another file"):
+        done_in(output)
+    assert output.read_text() == contents
+
+
+def test_half_an_answer_is_taken_away(tmp_path: Path):
+    output, whole = tmp_path / "out", '{"id":"batch_req_1","custom_id":"a","response":{},"error":null}\n'
+    output.write_text(whole + whole[:20])
+    assert done_in(output) == {"a"} and output.read_text() == whole
+
+
+@pytest.mark.parametrize("others", [["rows"], ["out", "--errors", "rows"], ["out", "--errors", "./out"]])
+def test_the_requests_are_not_written_over(tmp_path: Path, monkeypatch, others: list[str], capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("rows").write_bytes(request(1))
+    assert batch_command.main(["rows", *others]) == 2
+    assert "three files" in capsys.readouterr().err
+    assert Path("rows").read_bytes() == request(1)

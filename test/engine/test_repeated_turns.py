@@ -7,7 +7,7 @@ from engine_driver import PROMPTS, Driver
 
 from rwkv_batch.state.entries import REQUEST_ID
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.wire.commands import RewindSession, SessionHistory
+from rwkv_batch.wire.commands import DeleteSession, ForkSession, RewindSession, SessionHistory
 from rwkv_batch.wire.protocol import Accepted, Progress, Rejected, RowDelta, Sampling, SessionTurn
 
 ASCII = Sampling(temperature=1.5, seed=3, logit_bias=dict.fromkeys([0, *range(129, 400)], -100.0))
@@ -76,6 +76,29 @@ def test_a_node_of_a_tree_is_made_once() -> None:
     again = reply(driver, driver.add(PROMPTS[0], **node))
     assert (first.target, other[0].target, again[0].target) == ("t:1", "t:2", "t:1")
     assert again[1] == said
+    driver.engine.close()
+
+
+def test_the_node_of_a_turn_is_not_a_fork_of_it() -> None:
+    driver = Driver(l1=4)
+    node = turn("k", source="t:0", target=None, branch="t")
+    first, said = reply(driver, driver.add(PROMPTS[0], **node))
+    for fork in ("a", "z"):
+        driver.ask(ForkSession("fork", "t:1", fork))
+    again = reply(driver, driver.add(PROMPTS[0], **node))
+    assert (first.target, again[0].target) == ("t:1", "t:1") and again[1] == said
+    driver.engine.close()
+
+
+def test_the_reply_of_a_deleted_turn_that_a_fork_has_is_that_of_then() -> None:
+    driver = Driver(l1=4)
+    said = driver.say(PROMPTS[0], **turn("k"))
+    driver.ask(ForkSession("fork", "a", "b"))
+    driver.ask(DeleteSession("delete", "a"))
+    assert driver.say(PROMPTS[0], **turn("k")) == said
+    assert turns_of(driver, "b") == 1
+    refused = driver.until(driver.add([1], turn=SessionTurn("a", "a", required=True)), (Rejected,))[-1]
+    assert isinstance(refused, Rejected) and refused.reason == "not_found"
     driver.engine.close()
 
 

@@ -296,8 +296,8 @@ class Turns:
         if turn.branch is None:
             return turn.target
         pool = self.parts.pool
-        if turn.request and (found := pool.find_request(turn.request)) and found[0]:
-            return found[0]
+        if node := self._node_of(turn.request, f"{turn.branch}:"):
+            return node
         if turn.branch not in self._numbers or pool.store.remote:  # where others number them, too
             tails = (key.removeprefix(f"{turn.branch}:") for key in pool.keys(f"{turn.branch}:"))
             used = max((int(tail) for tail in tails if tail.isdecimal()), default=0)
@@ -307,6 +307,19 @@ class Turns:
             key = f"{turn.branch}:{self._numbers[turn.branch]}"
             if key not in self.parts.scheduler.queues and pool.find(key) is None:
                 return key
+
+    def _node_of(self, request: bytes, prefix: str) -> str | None:
+        """The node of this branching session that ends with the turn of the request."""
+        if not request or (found := self.parts.pool.find_request(request)) is None:
+            return None
+        key, turn = found
+        if key.startswith(prefix):
+            return key
+        for key in self.parts.pool.keys(prefix):  # a fork of it has been named
+            node = self.parts.pool.find(key)
+            if node and node.head.turn == turn.id:
+                return key
+        return None
 
     def stored_reply(self, turn: SessionTurn) -> StoredReply | None:
         """What is stored of this turn, if it has been sent before. Raises StoreError."""

@@ -116,6 +116,7 @@ def flags(language: str) -> Iterator[str]:
         about = (
             parser._get_formatter()._expand_help(action) if language == "en" else chinese_of("flags", name)
         )
+        shown = shown.replace("|", r"\|")  # which would end the cell
         yield f"| {shown} | {about} |"
 
 

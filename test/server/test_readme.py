@@ -133,6 +133,16 @@ def test_the_commands_of_the_readme_that_start_a_server_are_those_of_make_and_th
     assert last.split()[0].endswith("python") and last.split()[1:] == ["app.py"], last
 
 
+@pytest.mark.parametrize(
+    "page", [*PAGES, *TRANSLATIONS, *(ROOT / "bench/results").glob("*.md")], ids=lambda page: page.name
+)
+def test_rows_of_tables_have_as_many_cells_as_their_heads(page: Path):
+    prose = re.sub(r"^\s*```.*?```$", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    for table in re.findall(r"(?:^\|.*\n)+", prose, re.M):
+        head, *rows = (len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines())
+        assert set(rows) == {head}, table
+
+
 @pytest.mark.parametrize("name", make_lists.PAGES)
 def test_the_lists_are_what_the_server_has(name: str):
     written = (ROOT / "docs" / name).read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from engine_driver import PROMPTS, Driver
 
+from rwkv_batch.engine.rows import stored_turns
 from rwkv_batch.state.entries import REQUEST_ID
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.commands import DeleteSession, ForkSession, RewindSession, SessionHistory
@@ -76,6 +77,17 @@ def test_a_node_of_a_tree_is_made_once() -> None:
     again = reply(driver, driver.add(PROMPTS[0], **node))
     assert (first.target, other[0].target, again[0].target) == ("t:1", "t:2", "t:1")
     assert again[1] == said
+    driver.engine.close()
+
+
+def test_numbers_of_nodes_go_on_though_there_are_many_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_turns, "MOST_NUMBERED", 1)
+    driver, targets = Driver(l1=4), list[str | None]()
+    for tree in "tututt":
+        began = driver.until(driver.add([1], turn=SessionTurn(f"{tree}:0", branch=tree)), (Progress,))[0]
+        assert isinstance(began, Accepted)
+        targets.append(began.target)
+    assert targets == ["t:1", "u:1", "t:2", "u:2", "t:3", "t:4"]
     driver.engine.close()
 
 

@@ -31,6 +31,8 @@ from rwkv_batch.state.entries import (
 from rwkv_batch.state.pool.savepoints import RunningTurn
 from rwkv_batch.wire.protocol import GenerateRequest, Progress, RowDelta, SessionTurn
 
+MOST_NUMBERED = 10_000  # branching sessions whose last numbers are remembered
+
 
 @dataclass(eq=False)
 class StoredTurn(Life):
@@ -289,7 +291,7 @@ class Turns:
         self.parts, self.beginnings = parts, beginnings
         self.begun: dict[Row, StoredTurn] = {}  # those under way
         self.overrunning: dict[Row, StoredTurn] = {}  # of them, those with savepoints
-        self._numbers: dict[str, int] = {}  # the last number given to each branching session
+        self._numbers: dict[str, int] = {}  # the last number given to a branching session
 
     def choose_target(self, turn: SessionTurn) -> str | None:
         """The key that this turn will be stored under; of a branch, one that is not in use."""
@@ -302,6 +304,8 @@ class Turns:
             tails = (key.removeprefix(f"{turn.branch}:") for key in pool.keys(f"{turn.branch}:"))
             used = max((int(tail) for tail in tails if tail.isdecimal()), default=0)
             self._numbers[turn.branch] = max(used, self._numbers.get(turn.branch, 0))
+            while len(self._numbers) > MOST_NUMBERED:  # its number is that of the last node again
+                del self._numbers[next(iter(self._numbers))]
         while True:  # a fork, an import or a turn may have taken the next one
             self._numbers[turn.branch] += 1
             key = f"{turn.branch}:{self._numbers[turn.branch]}"

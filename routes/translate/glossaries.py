@@ -23,7 +23,7 @@ from routes.http.frontend import Frontend
 from routes.http.schemas import RequestBody
 from routes.translate.keys import allowed_fields, demand_key
 from routes.translate.names import DEEPL_SOURCES, deepl_code
-from routes.translate.schemas import Key, TargetName
+from routes.translate.schemas import AUTO, Key, TargetName
 from rwkv_batch.chat.languages import find
 from rwkv_batch.translation.glossary import MOST_TERMS, NO_GLOSSARY, Glossary, GlossaryError, from_entries
 from rwkv_batch.wire.commands import GetDocument, ListDocuments, PutDocument, RemoveDocument
@@ -130,7 +130,7 @@ async def stored_glossary(front: Frontend, http: HttpRequest, fields: Json) -> G
     if not isinstance(named, str) or not named:
         return NO_GLOSSARY
     demand_key(front, http, fields, always=True)
-    if not isinstance(source, str) or not source.strip():
+    if not isinstance(source, str) or source.strip().lower() in ("", AUTO):
         raise native_field("source_lang", "a stored glossary is for texts in one language; name it")
     glossary = await _stored(front, named)
     for own, asked in ((glossary.source, source), (glossary.target, target)):

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from html import escape, unescape
-from typing import NamedTuple
+from threading import Lock
+from typing import NamedTuple, TypeVar
 
 from rwkv_batch.chat.languages import Language, find, name_of
 from rwkv_batch.translation.forms import TranslationForm
@@ -66,6 +67,7 @@ class TextsAsked:
 
 
 WordKey = tuple[str, str, str]
+Kept = TypeVar("Kept")
 
 
 @dataclass
@@ -77,16 +79,20 @@ class Words:
 
     known: dict[WordKey, str] = field(default_factory=dict)
     hidden: dict[WordKey, None] = field(default_factory=dict)
+    # Threads of streams put words, too.
+    _changing: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def put(self, key: WordKey, word: str) -> None:
-        if len(self.known) >= MOST_WORDS:
-            self.known.pop(next(iter(self.known)), None)  # threads of streams put words, too
-        self.known[key] = word
+        self._keep(self.known, key, word)
 
     def hide(self, key: WordKey) -> None:
-        if len(self.hidden) >= MOST_WORDS:
-            self.hidden.pop(next(iter(self.hidden)), None)
-        self.hidden[key] = None
+        self._keep(self.hidden, key, None)
+
+    def _keep(self, among: dict[WordKey, Kept], key: WordKey, kept: Kept) -> None:
+        with self._changing:
+            if key not in among and len(among) >= MOST_WORDS:
+                del among[next(iter(among))]
+            among[key] = kept
 
 
 @dataclass(eq=False)

@@ -65,6 +65,7 @@ def test_a_stored_glossary_is_for_its_languages(server, stored):
     for change, why in (
         ({"source_lang": None}, "`source_lang`"),
         ({"source_lang": ""}, "`source_lang`"),
+        ({"source_lang": "Auto"}, "`source_lang`"),
         ({"source_lang": "FR"}, "from EN to DE"),
         ({"target_lang": "EN"}, "from EN to DE"),
         ({"glossary_id": 5}, "`glossary_id`"),

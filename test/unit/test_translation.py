@@ -306,6 +306,17 @@ def test_each_form_of_a_term_is_looked_for_once_in_an_answer(monkeypatch):
     assert looks[0] == looks[1]
 
 
+def test_so_many_words_are_kept(monkeypatch):
+    """Those that came last; one that is asked for again takes no other's place."""
+    monkeypatch.setattr("rwkv_batch.translation.translator.MOST_WORDS", 2)
+    words = Words()
+    for term, word in (("a", "x"), ("b", "y"), ("b", "z"), ("a", "x")):
+        words.put(("English", "German", term), word)
+    assert [*words.known.values()] == ["x", "z"]
+    words.put(("English", "German", "c"), "w")
+    assert [*words.known.values()] == ["z", "w"]
+
+
 def test_inflection_may_change_accents():
     model = {"Apples.": "Äpfel.", "Apples": "Apfel"}.get
     asked = TextsAsked(["Apples."], "de", "en", from_pairs({"apples": "Birnen"}))

@@ -106,6 +106,10 @@ class CallerWire:
     async def _ask(self, command: Command) -> CommandReply:
         caller, operator = self._caller, self._caller.role is Role.OPERATOR
         match command:
+            case ListAdapters(name=None):
+                found = await self._wire.ask(command)
+                mine = [each for each in found.adapters if caller.may_use_adapter(each.name)]
+                return replace(found, adapters=mine)
             case _ if isinstance(command, HARMLESS):
                 return await self._wire.ask(command)
             case _ if caller.role is Role.ANYONE:

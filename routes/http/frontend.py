@@ -103,9 +103,6 @@ class Frontend:
     def started(self) -> int:
         return self.shared.started
 
-    def may_use_adapter(self, name: str) -> bool:
-        return self._caller is None or self._caller.may_use_adapter(name)
-
     def refuse_hidden(self, name: str) -> None:
         """Raises ApiError 403 for a model that is served, but not to this caller."""
         if any(name == each or name.startswith((f"{each} ", f"{each}:")) for each in self.shared.models):

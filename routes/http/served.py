@@ -32,11 +32,7 @@ async def list_served(front: Frontend, http: HttpRequest) -> list[Served]:
     async for model, reply in front.ask_each(ListAdapters("")):
         name = model.model
         found.append(Served(name, model, model.fingerprint, front.started))
-        found += [
-            Served(f"{name}:{a.name}", model, a.digest, a.created, True)
-            for a in reply.adapters
-            if front.may_use_adapter(a.name)
-        ]
+        found += [Served(f"{name}:{a.name}", model, a.digest, a.created, True) for a in reply.adapters]
         found += [
             Served(f"{name} {s.name}", model, s.digest.hex(), s.created)
             for s in states.get(name, [])

@@ -109,8 +109,8 @@ class BatchStore:
                 taken = self.bytes_of_files()
                 if file.purpose == "batch" and taken + file.bytes > self.quota:
                     raise QuotaExceeded(
-                        f"The files would have {taken + file.bytes} bytes with this one, and at most "
-                        f"{self.quota} are kept; delete some."
+                        f"There is no room for {file.bytes} bytes: all files together have {self.quota} at "
+                        "most; delete some, or ask whoever runs the server for more."
                     )
                 os.replace(part, self.path(file.id))
                 self._put(

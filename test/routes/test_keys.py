@@ -151,6 +151,10 @@ def test_an_adapter_that_the_key_may_not_use_is_403(keys):
     assert refused.status_code == 403 and "may not use the adapter rivers" in refused.text
     named = [each["id"] for each in limited.get("/v1/models").json()["data"]]
     assert "fake-rwkv:capitals" in named and "fake-rwkv:rivers" not in named
+    listed = limited.get("/v1/adapters").json()["data"]
+    assert "rivers" not in str(listed) and "capitals" in str(listed)
+    missing = limited.post(V1, json={"contents": ["a"], "adapter": "lakes"})
+    assert missing.status_code == 404 and "rivers" not in missing.text and "capitals" in missing.text
 
 
 def test_what_all_use_is_changed_by_the_operator_only(keys):

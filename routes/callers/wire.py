@@ -108,8 +108,8 @@ class CallerWire:
         match command:
             case ListAdapters(name=None):
                 found = await self._wire.ask(command)
-                mine = [each for each in found.adapters if caller.may_use_adapter(each.name)]
-                return replace(found, adapters=mine)
+                usable = [each for each in found.adapters if caller.may_use_adapter(each.name)]
+                return replace(found, adapters=usable)
             case _ if isinstance(command, HARMLESS):
                 return await self._wire.ask(command)
             case _ if caller.role is Role.ANYONE:

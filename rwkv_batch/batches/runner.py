@@ -9,6 +9,7 @@ import contextlib
 import logging
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -42,23 +43,40 @@ Answer = Callable[[InputLine, float, str], Awaitable[RowReply]]
 
 
 class Width:
-    """How many rows are under way at once, which may change."""
+    """How many rows are under way at once, which may change. Who waits longest is the next."""
 
     def __init__(self, most: Callable[[], int]) -> None:
         self._most, self._under_way = most, 0
-        self._given = asyncio.Event()
+        self._waiting = deque[asyncio.Future[None]]()
+
+    @property
+    def _free(self) -> int:
+        return max(1, self._most()) - self._under_way
 
     async def take(self) -> None:
         """Wait until one more may be."""
-        while self._under_way >= max(1, self._most()):
-            self._given.clear()
-            await self._given.wait()
+        while self._free <= 0:
+            place = asyncio.get_running_loop().create_future()
+            self._waiting.append(place)
+            try:
+                await place
+            except asyncio.CancelledError:
+                self._wake()  # another one has what may have been its place
+                raise
         self._under_way += 1
 
     def give(self) -> None:
         """One is over."""
         self._under_way -= 1
-        self._given.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        places = self._free
+        while places > 0 and self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(None)
+                places -= 1
 
 
 async def answered(line: InputLine, answer: Answer, deadline: float, owner: str) -> tuple[str, bool]:
@@ -80,7 +98,8 @@ class BatchRunner:
 
     def __init__(self, store: BatchStore, answer: Answer, width: Callable[[], int], days: float) -> None:
         self._store, self._answer, self._days = store, answer, days
-        self._width = Width(width)
+        self._most, self._width = width, Width(width)
+        self._owners: dict[str, Width] = {}  # rows of each that are under way, or wait to be asked again
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by batch
         self._ending: set[str] = set()  # of these, those that nothing cancels any more
         self._seen: int | None = None  # the version of the store that was looked at last
@@ -154,10 +173,11 @@ class BatchRunner:
 
     async def _rows(self, batch: BatchRecord) -> None:
         """Those that are not done yet, until all are, or it is cancelled."""
+        width = self._owners.setdefault(batch.owner, Width(self._most))
         async with asyncio.TaskGroup() as rows:
             for number, line in self._left(batch):
-                await self._width.take()
-                rows.create_task(self._row(batch, number, line))
+                await width.take()
+                rows.create_task(self._row(batch, number, line, width))
 
     def _left(self, batch: BatchRecord) -> Iterator[tuple[int, InputLine]]:
         done = self._store.done(batch.id)
@@ -166,11 +186,19 @@ class BatchRunner:
                 if number not in done:
                     yield number, parse(text, batch.endpoint)
 
-    async def _row(self, batch: BatchRecord, number: int, line: InputLine) -> None:
-        """It has a place, which it gives back."""
+    async def _row(self, batch: BatchRecord, number: int, line: InputLine, width: Width) -> None:
+        """It has a place in that width, which it gives back."""
         try:
-            text, succeeded = await answered(line, self._answer, batch.expires, batch.owner)
+            text, succeeded = await answered(line, self._ask, batch.expires, batch.owner)
             self._store.put_result(batch.id, RowResult(number, succeeded, text))
+        finally:
+            width.give()
+
+    async def _ask(self, line: InputLine, deadline: float, owner: str) -> RowReply:
+        """While a row of a key that has reached a limit waits, rows of others take its place."""
+        await self._width.take()
+        try:
+            return await self._answer(line, deadline, owner)
         finally:
             self._width.give()
 

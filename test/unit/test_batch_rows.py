@@ -33,12 +33,12 @@ def upload(store: BatchStore, data: bytes, owner: str = "") -> str:
     return store.add_file(file_of(owner, "rows.jsonl"), lambda path: path.write_bytes(data)).id
 
 
-def begin(store: BatchStore, rows: int, window: int = 3600) -> str:
+def begin(store: BatchStore, rows: int, window: int = 3600, owner: str = "") -> str:
     """A batch of so many rows."""
     file, now = upload(store, b"\n".join(map(request, range(rows)))), int(time.time())
     batch = BatchRecord(
         id=new_id("batch_"),
-        owner="",
+        owner=owner,
         endpoint=URL,
         input_file=file,
         window="1h",
@@ -355,3 +355,28 @@ def test_the_requests_are_not_written_over(tmp_path: Path, monkeypatch, others: 
     assert batch_command.main(["rows", *others]) == 2
     assert "three files" in capsys.readouterr().err
     assert Path("rows").read_bytes() == request(1)
+
+
+def test_a_key_that_has_reached_its_limit_keeps_no_place_from_others(store: BatchStore):
+    """The other one comes when all places have been asked for in vain."""
+    first, later = begin(store, 20, owner="limited"), list[str]()
+
+    class Limits(Asked):
+        refused = 0
+
+        async def __call__(self, line: InputLine, deadline: float, owner: str) -> RowReply:
+            if owner != "limited":
+                return await super().__call__(line, deadline, owner)
+            self.refused += 1
+            if self.refused == 4:
+                later.append(begin(store, 20, owner="other"))
+            return RowReply(429, "r", {"error": "later"})
+
+    asked, ends = Limits(), time.monotonic() + 10
+
+    def over_or_late() -> bool:
+        return time.monotonic() > ends or any(store.batch(name).status in OVER for name in later)
+
+    run(store, asked, over_or_late)
+    assert store.batch(later[0]).status == "completed" and asked.most <= 4
+    assert store.batch(first).status == "in_progress"

@@ -155,6 +155,10 @@ class Engine:
         waits = self.parts.rows.pending or self.scheduler.runnable
         return waits or self._loop.awaited or self.grammars.ready
 
+    def waited(self, now: float) -> float:
+        """Seconds for which rows have needed a step, and none has ended; now: of time.monotonic."""
+        return self.counts.waited(self.scheduler.need_steps(), now)
+
     @property
     def drained(self) -> bool:
         """Whether everything that was asked for has ended. Steps that nobody waits for may be in flight."""

@@ -1,11 +1,14 @@
 """What an engine counts is what its events say, no matter what becomes of the requests."""
 
 import random
+import threading
+import time
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import pytest
 from ahead import LateRunner
-from engine_driver import WEIGHTS
+from engine_driver import WEIGHTS, Driver
 
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.metrics import device_time
@@ -14,6 +17,7 @@ from rwkv_batch.engine.metrics.histogram import Histogram
 from rwkv_batch.engine.scheduling import counts as counting
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.torch_runner import TorchRunner
+from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.commands import PauseRequest, StopRequest
 from rwkv_batch.wire.protocol import (
     Accepted,
@@ -275,3 +279,29 @@ def test_the_idle_share_is_that_of_the_last_seconds(monkeypatch):
     now += WINDOW
     assert time.idle_share == 1.0
     assert time.busy == pytest.approx(5 * WINDOW)
+
+
+def test_a_turn_that_waits_for_its_commit_is_no_stall(engines: list[Driver], tmp_path: Path):
+    """The database is away; what needs a step meanwhile, and gets none, still counts."""
+    store, free = Store(tmp_path / "sessions.db"), threading.Event()
+    commit = store.commit
+
+    def blocked(groups):
+        assert free.wait(30)
+        return commit(groups)
+
+    free.set()
+    store.commit = blocked
+    engines.append(driver := Driver(store=store))
+    free.clear()
+    turn = driver.add([5, 6, 7], session="a", max_tokens=3)
+    behind = driver.add([5, 6], session="a", max_tokens=3)
+    for _ in range(10):
+        driver.step()
+    later = time.monotonic() + 100
+    assert driver.engine.waited(later) == 0
+    other = driver.add([9, 9], max_tokens=3)
+    assert driver.engine.waited(later) > 90
+    assert driver.said(other)[1] == 3 and driver.engine.waited(later) == 0
+    free.set()
+    assert [driver.said(name)[1] for name in (turn, behind)] == [3, 3]

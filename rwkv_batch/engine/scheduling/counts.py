@@ -4,6 +4,7 @@ Counts of rows are those of leading rows: of a mixture's the first.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -116,9 +117,9 @@ class EngineCounts:
     def _trace(self, row: Row, **times: float) -> None:
         self.waits.traced[row] = replace(self.waits.traced[row], **times)
 
-    def waited(self, now: float) -> float:
-        """Seconds for which rows have waited since the last step has landed, or the first of them came."""
-        oldest = next(iter(self._arrived.values()), now)
+    def waited(self, rows: Iterable[Row], now: float) -> float:
+        """Seconds for which these rows have waited: since the last step has landed, or the first one came."""
+        oldest = min((self._arrived.get(row, now) for row in rows), default=now)
         return max(0.0, now - max(oldest, self._landed_at))
 
     # Steps

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rwkv_batch.engine.scheduling.row import DECODING, Row
+from rwkv_batch.engine.scheduling.row import DECODING, LOADING, PAUSING, Row
 
 
 class QueueFull(Exception):
@@ -204,6 +204,13 @@ class Scheduler:
         yield from self.running.values()
         for queue in self.queues.values():
             yield from queue
+
+    def need_steps(self) -> Iterator[Row]:
+        """Those that wait for a step, and not for the database, a file or another turn of their session."""
+        yield from self.waiting
+        for row in self.running.values():
+            if not (row.state is LOADING or row.text.finish_reason or row.held & PAUSING):
+                yield row
 
     @property
     def _room(self) -> int:

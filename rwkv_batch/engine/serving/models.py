@@ -106,12 +106,12 @@ class Models:
         return len(rows), sum(row.input.left for row in rows if row.state is not DECODING)
 
     def pulse(self) -> float:
-        """Seconds for which rows have waited, and no step has ended; 0: none wait.
+        """Seconds for which rows have needed a step, and none has ended; 0: none needs one.
 
         Where no step has ended for long, this returns when the device has done something else, if it can.
         """
         now = time.monotonic()
-        waited = max((member.engine.counts.waited(now) for member in self._running), default=0.0)
+        waited = max((member.engine.waited(now) for member in self._running), default=0.0)
         idle = now - max(self._last_step, self._touched)
         if idle > IDLE_SECONDS or waited > STALLED_SECONDS:
             for device in dict.fromkeys(each for m in self._running for each in m.engine.runner.devices):

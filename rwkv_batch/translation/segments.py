@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import unescape
+from itertools import groupby
 from typing import Literal
 
 from rwkv_batch.translation.marks import PLAIN, Handling, Mark, Token, split
@@ -151,7 +152,7 @@ def _trimmed(tokens: list[Token], number: int, lines: bool, escaped: bool) -> It
 
     `lines`: whether it is a line, which Markdown may begin. `escaped`: as in HTML, which has no Markdown.
     """
-    tokens = [token for token in tokens if token]
+    tokens = _joined(tokens)
     lead = ""
     if lines and not escaped and tokens and isinstance(tokens[0], str) and (found := LEAD.match(tokens[0])):
         lead, tokens[0] = found[0], tokens[0][found.end() :]
@@ -171,6 +172,15 @@ def _trimmed(tokens: list[Token], number: int, lines: bool, escaped: bool) -> It
     yield lead + plain(tokens[:start]) + before
     yield Segment([token for token in inside if token], number)
     yield after + plain(tokens[stop:])
+
+
+def _joined(tokens: list[Token]) -> list[Token]:
+    """The tokens with neighbouring texts as one: a term may stand where they were cut."""
+    joined: list[Token] = []
+    for is_mark, neighbours in groupby(tokens, lambda token: isinstance(token, Mark)):
+        some = [*neighbours]
+        joined += some if is_mark else [plain(some)]
+    return [token for token in joined if token]
 
 
 def _space_before(text: str, escaped: bool) -> int:

@@ -286,6 +286,14 @@ def test_a_term_that_was_not_found_between_the_same_words_is_not_looked_for_agai
     assert run("A sweet one.") == ["A sweet one.", "A", "one."], "between other words it is"
 
 
+def test_a_term_of_several_words_is_found_in_a_sentence_that_is_cut():
+    text = "the neural network sees " * 10
+    asked = TextsAsked([text], "de", "en", glossary=from_pairs({"neural network": "Netz"}))
+    rows = Translator(asked, TranslationForm(most=120), Words()).start()
+    prompts = [text_of(row.prompt) for row in rows]
+    assert prompts == [("the Netz sees " * 5).strip()] * 2
+
+
 def test_each_form_of_a_term_is_looked_for_once_in_an_answer(monkeypatch):
     """However often the term stands in the text."""
     sought = Counter[tuple[str, str]]()

@@ -20,6 +20,7 @@ from rwkv_batch.wire.protocol import Accepted, Event, Failed, GenerateRequest, R
 
 WRITE_EVERY = 0.5  # seconds, while streams run; what has ended is written at once
 REVOKED = "This key has been revoked; ask whoever runs the server for another one."
+LEFT = "The request was cancelled before its reply was read."
 
 log = logging.getLogger(__name__)
 
@@ -202,10 +203,23 @@ class MeteredJob(Job):
             self._accounts.began(self.caller, int(self._number == 1), prompt, cached)
 
     def _end(self) -> None:
-        """Once: its rows do not count any more, and all that it has used does."""
+        """Once: its rows do not count any more, and all that it has used does.
+
+        What nobody has read yet counts too: a turn that is stored can be read later.
+        """
         with self._ending:
             metered, self._metered = self._metered, False
-        if metered and (accounts := self._accounts):
+        if not metered:
+            return
+        with self._arrived:
+            unread, self._deltas = self._deltas, []
+            if unread and not self._error:  # without them no reply is whole
+                self._error = Failed(self.request.id, LEFT)
+        tokens = sum([delta.tokens for delta in unread])
+        self.caller.served.completion_tokens += tokens
+        if accounts := self._accounts:
+            if tokens:
+                accounts.drew(self.caller, tokens)
             accounts.jobs.discard(self)
             if self.caller.limited and (key := self.caller.key):
                 accounts.spend()

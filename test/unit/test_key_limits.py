@@ -25,7 +25,7 @@ from rwkv_batch.keys.ledger import Ledger, OverLimit, TooManyRows, limits_file
 from rwkv_batch.keys.records import Key, Keyring, KeysError
 from rwkv_batch.keys.usage import UsageStore, Used, usage_file
 from rwkv_batch.wire.client import Job, MakeJob, RequestFailed
-from rwkv_batch.wire.protocol import REQUEST_BYTES, GenerateRequest, SessionTurn
+from rwkv_batch.wire.protocol import REQUEST_BYTES, GenerateRequest, Progress, RowDelta, SessionTurn
 
 spawn = multiprocessing.get_context("spawn")
 
@@ -402,3 +402,18 @@ def test_a_turn_that_is_resumed_has_the_id_that_it_was_sent_with(file):
     wire.submit(GenerateRequest("a", ["Hi"], max_tokens=5, name="n", turn=turn))
     wire.submit(replace(outbox.sent[0], id="b", name="n"))
     assert outbox.sent[0].turn == outbox.sent[1].turn and outbox.sent[0].turn.request != turn.request
+
+
+def test_what_a_client_leaves_unread_counts_once(file):
+    """A turn may be stored by then, and its text can be read from there."""
+    accounts, caller = of_alice(file, tokens_per_minute=100)
+    job = CallerWire(Outbox(), caller, accounts).submit(GenerateRequest("a", ["Hi"], max_tokens=50))
+    job.put(Progress("a", [RowDelta(0, "read", 10)]))
+    assert [delta.text for delta in job.read(0)] == ["read"]
+    job.put(Progress("a", [RowDelta(0, "unread", 20)]))
+    job.cancel()
+    job.cancel()
+    with pytest.raises(RequestFailed, match="was cancelled"):
+        job.read(0)
+    assert caller.served.completion_tokens == 30
+    assert accounts.ledger.admit(caller.key, 1).tokens.remaining == 70

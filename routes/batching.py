@@ -14,13 +14,14 @@ from multiprocessing.connection import Connection
 from typing import get_args
 
 import msgspec
-from robyn import Headers, Response, StreamingResponse
+from robyn import Headers, Response
 
 from routes.batches.handlers import Endpoint
 from routes.callers.caller import Caller
 from routes.http.errors import ApiError, ErrorShape, Json, openai_shape
 from routes.http.exchange import HttpRequest, audit_entry
 from routes.http.frontend import Frontend
+from routes.http.stream import JobStream
 from routes.server import receive, wire_to
 from rwkv_batch.batches.lines import InputLine
 from rwkv_batch.batches.runner import Answer, BatchRunner, RowReply
@@ -121,8 +122,14 @@ def answers(front: Frontend) -> Answer:
             return RowReply(500, identity, http.shape(ApiError(500, message)))
         if isinstance(reply, Response):
             return RowReply(reply.status_code, identity, msgspec.json.decode(reply.description))
-        body = msgspec.json.decode(await asyncio.to_thread(_whole, reply))  # of a large translation
-        return RowReply(500 if "error" in body else 200, identity, body)
+        stream: object = reply.content  # of a large translation
+        assert isinstance(stream, JobStream)
+        try:
+            body = msgspec.json.decode(await asyncio.to_thread(b"".join, stream))
+        except asyncio.CancelledError:
+            stream.close()
+            raise
+        return RowReply(stream.status, identity, body)
 
     return answer
 
@@ -166,7 +173,3 @@ def _request(
 
     http.count = note
     return http
-
-
-def _whole(reply: StreamingResponse) -> bytes:
-    return b"".join(reply.content)  # of a JobStream

@@ -50,6 +50,7 @@ class JobStream(ABC):
         self._closed: Callable[[str], None] | None = closed
         self._store = store
         self._lock = threading.Lock()
+        self.status = 200  # or that of the error with which it has ended
         self._over = False
         self._pulling = False
         self._pulled_at = time.monotonic()
@@ -65,11 +66,11 @@ class JobStream(ABC):
         try:
             return self._next()
         except (RequestRejected, RequestFailed) as error:
-            self._over = True
-            return self._fail(str(error), failure_status(error, engine_lives=True))
+            self._over, self.status = True, failure_status(error, engine_lives=True)
+            return self._fail(str(error), self.status)
         except Exception as error:
             log.error("a reply failed: %s", type(error).__name__, exc_info=log.isEnabledFor(logging.DEBUG))
-            self._over = True
+            self._over, self.status = True, 500
             return self._fail("The reply could not be made; this is a fault of the server.", 500)
         finally:
             self._pulled_at = time.monotonic()

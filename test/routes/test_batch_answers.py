@@ -1,0 +1,88 @@
+"""What a row of a batch is answered with by a route that takes long, and sends its reply in pieces."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from robyn import Headers, StreamingResponse
+
+from routes import batching, table
+from routes.http.replies import Reply
+from routes.http.stream import SlowJson
+from routes.translate.errors import deepl_shape
+from rwkv_batch.batches.lines import InputLine
+from rwkv_batch.batches.runner import RowReply
+from rwkv_batch.wire.client import Job
+from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, Rejected, RowDelta
+
+URL = "/v2/translate"
+REQUEST = GenerateRequest(id="a", prompts=["Hund"], max_tokens=4)
+FRONT = SimpleNamespace(
+    audit=None, accounts=None, metered=False, settings=SimpleNamespace(max_body=1 << 20), models={}
+)
+
+
+class Translations(Reply):
+    shape = staticmethod(deepl_shape)
+
+    def whole(self, job, deltas):
+        return {"translations": [{"text": "".join(delta.text for delta in deltas)}]}
+
+    def events(self, deltas):
+        return []
+
+
+def answered(monkeypatch, job: Job, then: Callable[[asyncio.Task], object] = lambda task: None) -> RowReply:
+    async def handler(front, http):
+        stream = SlowJson(job, Translations(), lambda outcome: None, [])
+        return StreamingResponse(stream, 200, Headers({}), "application/json")
+
+    route = SimpleNamespace(path=URL, methods=("POST",), shape=deepl_shape, handler=handler)
+    monkeypatch.setattr(table, "ROUTES", [route])
+
+    async def ask() -> RowReply:
+        row = asyncio.ensure_future(batching.answers(FRONT)(InputLine("1", URL, {"text": ["x"]}), 1e12, ""))
+        then(row)
+        return await row
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("event", "status"),
+    [
+        (Progress("a", [RowDelta(0, "dog", 1, "stop")]), 200),
+        (Failed("a", "The engine has stopped."), 500),
+        (Rejected("a", "overloaded", "The server is busy."), 429),
+    ],
+)
+def test_a_reply_in_pieces_has_the_status_that_it_would_have_whole(monkeypatch, event, status: int):
+    """DeepL's errors have no field by which they could be known."""
+    job = Job(REQUEST, lambda name: None)
+    job.put(event)
+    assert answered(monkeypatch, job).status == status
+
+
+def test_a_row_that_is_cancelled_ends_in_the_engine_too(monkeypatch):
+    read, cancelled = threading.Event(), []
+
+    class Waiting(Job):
+        def read(self, timeout: float):
+            loop.call_soon_threadsafe(row.cancel)
+            assert read.wait(10)
+            return []
+
+    def cancel(name: str) -> None:
+        cancelled.append(name)
+        read.set()
+
+    def then(task: asyncio.Task) -> None:
+        nonlocal loop, row
+        loop, row = asyncio.get_running_loop(), task
+
+    loop = row = None
+    with pytest.raises(asyncio.CancelledError):
+        answered(monkeypatch, Waiting(REQUEST, cancel), then)
+    assert cancelled == ["a"]

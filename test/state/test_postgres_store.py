@@ -158,6 +158,26 @@ def test_a_server_that_was_stopped_is_refused_and_nothing_is_lost(
     assert set(store.turn_ids(found.head.turn, range(1, 1 << 40))) == acknowledged
 
 
+def test_a_server_that_stops_within_a_message_holds_no_session_for_long(
+    postgres: PostgresServer, tmp_path: Path, name: str
+) -> None:
+    with closing(PostgresStore(postgres.url, tmp_path, name=name, stopped_ms=200)) as store:
+        first = next_turn(1, None)
+        do(store, PutTurn(first), PutSession(session(KEY, first), follows=NONE))
+        stopped = psycopg.connect(
+            postgres.url,
+            autocommit=True,
+            options=f"-c search_path={name}",
+            application_name="rwkv-batch",
+        )
+        with pytest.raises(psycopg.OperationalError), stopped, stopped.pipeline():
+            stopped.execute("BEGIN")
+            assert stopped.execute("SELECT key FROM sessions FOR UPDATE").fetchall()
+            assert _append(store, 2) == 2
+            stopped.execute("SELECT 1").fetchall()
+    assert stopped.closed
+
+
 def _append(store: PostgresStore, id_: int) -> int:
     """A turn behind those that there are; its id."""
     while True:

@@ -40,6 +40,13 @@ _MARK = """
 _LAST = """
     INSERT INTO writers AS w VALUES (%s, 0, now()) ON CONFLICT (id) DO UPDATE
     SET last = w.last RETURNING last"""
+# A server that is stopped between two messages of a pipeline is not idle in its transaction for PostgreSQL,
+# whose own limit does not end it then.
+_END_STOPPED = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()
+    AND application_name = current_setting('application_name') AND wait_event = 'ClientRead'
+    AND xact_start < clock_timestamp() - current_setting('idle_in_transaction_session_timeout')::interval"""
 _HEADS = "SELECT key, turn FROM sessions WHERE key = ANY(%b) ORDER BY key FOR UPDATE"
 _TURN_TYPES = ("bigint", "bigint", "bigint", "bigint", "bytea", "bytea", "float8", "bigint", "bytea", "bytea")
 _SESSION_TYPES = ("bytea", "bigint", "bigint", "bigint", "bytea", "bigint", "float8")
@@ -69,6 +76,7 @@ class Transactions:
         self._id = secrets.randbits(62)
         self._number = 0
         self._one_by_one = False  # whether its groups are more than `_append` stores
+        self._blocked = False  # whether another server holds what it needs, for longer than a commit takes
         # Of the transaction of this number, once its commit has been asked for.
         self._done: list[tuple[Outcome, GroupChanges]] | None = None
 
@@ -82,12 +90,19 @@ class Transactions:
         self._one_by_one = False
 
         def transaction(db: Database) -> list[tuple[Outcome, GroupChanges]]:
-            if self._done is not None and self._is_committed(db):
-                return self._done
             for attempt in range(ATTEMPTS):
-                self._done = None
                 try:
+                    if self._blocked:
+                        db.execute(_END_STOPPED)
+                        self._blocked = False
+                    if self._done is not None and self._is_committed(db):
+                        return self._done
+                    self._done = None
                     return self._carry_out(db, groups)
+                except errors.LockNotAvailable:
+                    self._blocked = True
+                    if attempt == ATTEMPTS - 1:
+                        raise
                 except (errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation):
                     if attempt == ATTEMPTS - 1:
                         raise
@@ -158,6 +173,7 @@ class Transactions:
         except psycopg.Error as error:
             if db.closed or db.broken:
                 raise
+            self._blocked = isinstance(error, errors.LockNotAvailable)
             # After an error psycopg does not know which statements of a pipeline PostgreSQL has prepared.
             raise Renew from error
         return done

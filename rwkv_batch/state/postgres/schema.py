@@ -51,6 +51,7 @@ def settings(schema: str, stopped_ms: int) -> str:
     """SQL that each connection begins with."""
     return (
         f'SET search_path TO "{schema}"; SET idle_in_transaction_session_timeout = {stopped_ms}; '
+        f"SET lock_timeout = {2 * stopped_ms}; "
         "SET client_encoding TO 'UTF8'; SET bytea_output TO 'hex'; "
         # A role's own default may be one in which what another server has just committed is an error.
         "SET default_transaction_isolation TO 'read committed';"
@@ -61,6 +62,7 @@ def migrate(db: Database, schema: str) -> str:
     """Bring the tables to this version; the database's identity. Raises StoreError, psycopg.Error."""
     name = sql.Identifier(schema)
     with db.transaction():
+        db.execute("SET LOCAL lock_timeout = 0")  # another server migrates, however long that takes
         db.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATING,))
         found = db.execute("SELECT to_regclass(%s)", (f'"{schema}".migrations',)).fetchone()
         if found is None or found[0] is None:

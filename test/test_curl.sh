@@ -31,10 +31,10 @@ curl() { # shadows the program: the same request, with the password, to the serv
     out=$(mktemp "$scratch/out.XXXXXX")
     for word in "${words[@]}"; do case $word in "$url"*) target=${word#"$url"} ;; esac; done
     status=$(command curl -sS -w '%{stderr}%{http_code}' ${password:+-H "Authorization: Bearer $password"} "${words[@]}" 2>&1 > "$out")
-    if [ "$status" = 200 ]; then
-        printf 'ok    %s  %s\n' "$target" "$(head -c 100 "$out" | tr '\n' ' ')"
+    if [ "${status:0:1}" = 2 ]; then
+        printf 'ok    %s  %s\n' "$target" "$(head -c 100 "$out" | tr '\r\n' '  ')"
     else
-        printf 'FAIL  %s  %s %s\n' "$target" "$status" "$(head -c 300 "$out" | tr '\n' ' ')"
+        printf 'FAIL  %s  %s %s\n' "$target" "$status" "$(head -c 300 "$out" | tr '\r\n' '  ')"
         failed=1
     fi
 }

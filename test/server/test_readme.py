@@ -31,7 +31,8 @@ PYTHONS = examples("python")
 ANSWERS = {  # a word of a curl -> what its answer must hold
     "batch-translate": ["你好世界！", "早上好"],
     "DeepL-Auth-Key": ["Der Hund sieht das Haus.", '"results":[', '"to":"德语"', '"language":"de"'],
-    "Rüden": ["Der Rüde sieht das Haus."],
+    '"glossary": {': ["Der Rüde sieht das Haus."],
+    "/v2/glossaries": ['"glossary_id":"', '"entry_count":1'],
     "capital of France": ["Paris"],
     '7 + 5?\\n\\nAssistant:", "English': ["12", "Bonjour", "[DONE]"],
     "/pause": ['"paused":true', '"finish_reason":"length"', "[DONE]"],

@@ -25,6 +25,7 @@ CHECKS = [
 ]
 SILENT = 60  # seconds without a byte, after which a request hangs
 FEW = 8  # tokens of a text, texts of a prompt, items of a list
+LONGEST = 500  # letters of a parameter in a URL
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "num_predict")
 # What clients name that is seldom there.
 NAMES = ("model", "adapter", "adapter_id", "state_id", "mrss_gatingweight", "previous_response_id")
@@ -89,7 +90,12 @@ def plain(value: Any) -> Any:
 
 
 def short(case: Case) -> Case:
-    """The request without what makes its texts long."""
+    """The request without what makes its texts long, or its URL, which the HTTP library answers then."""
+    for name, value in case.query.items() if isinstance(case.query, dict) else ():
+        if isinstance(value, list):
+            case.query[name] = [each[:LONGEST] if isinstance(each, str) else each for each in value[:FEW]]
+        elif isinstance(value, str):
+            case.query[name] = value[:LONGEST]
     body = case.body
     for place in (body, body.get("options")) if isinstance(body, dict) else ():
         for name in (*LIMITS, "n") if isinstance(place, dict) else ():

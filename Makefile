@@ -25,7 +25,7 @@ CHEAP := test/server/test_pause.py test/test_openai_adapter.py
 test-engines: $(VENV)/.installed-dev
 	$(PYTEST) $(if $(ARGS),$(ARGS),--engines 2 $(CHEAP))
 
-check:  # everything, as CI runs it; up to 20 minutes on two cores
+check:  # everything, as CI runs it; about 22 minutes on two cores
 	$(MAKE) --no-print-directory -j2 lint with-tools
 	$(MAKE) --no-print-directory test-all test-engines test-emulated hip-check
 	$(MAKE) --no-print-directory fuzz ARGS="--minutes 1"

@@ -23,8 +23,8 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import astuple
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,6 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test" / "helpers")]
 import host_crash  # noqa: E402
 import power_cut  # noqa: E402
 import server_crash  # noqa: E402
+from host_crash import Tally  # noqa: E402
 from pool_truth import Checked  # noqa: E402
 from pool_workload import VARIANTS, record  # noqa: E402
 from power_cut import Names  # noqa: E402
@@ -44,10 +45,7 @@ from serving import Server  # noqa: E402
 RUNS = 2  # of every variant, each with two recordings
 KINDS: dict[str, Sequence[Names | None]] = {"kill -9": (None,), "power cut": ("synced", "any", "all")}
 COLUMNS = ("variant", "kind", "points", "sessions checked", "images passed over", "failures")
-EVENTS = ("kill engine", "kill writer", "stop engine", "stop writer")
 TOLD = ("stored", "refused", "unknown")
-EVENTS_OF_A_ROUND = 50  # on one database
-EVENTS_OF_A_SERVER = 20
 STOP_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0, 40.0)  # how long an engine is stopped
 
 
@@ -86,54 +84,47 @@ def lines(rows: list[tuple]) -> list[str]:
     ]
 
 
-def crash_engines(counts: list[int], points: int, seed: int, folder: Path) -> tuple[list[str], list[str]]:
+@dataclass(frozen=True)
+class CrashKind:
+    """Crashes of a running whole. play: so many of them with so many engines, in a new folder."""
+
+    events: Sequence[str]
+    of_a_round: int
+    play: Callable[[int, int, int, Path, Tally, tqdm], None]
+
+
+def crash_many(
+    kind: CrashKind, counts: list[int], points: int, seed: int, folder: Path
+) -> tuple[list[str], list[str]]:
     """A table with a row for each number of engines, and what has failed."""
-    columns = ("engines", *EVENTS, *(f"turns {name}" for name in TOLD), "longest wait", "failures")
+    columns = ("engines", *kind.events, *(f"turns {name}" for name in TOLD), "longest wait", "failures")
     table = [f"| {' | '.join(columns)} |", "|" + "---:|" * len(columns)]
     failures: list[str] = []
     with tqdm(total=points, unit="crash", disable=None) as bar:
         for number, engines in enumerate(counts):
-            tally, left = host_crash.Tally(), points // len(counts) + (number < points % len(counts))
+            tally, left = Tally(), points // len(counts) + (number < points % len(counts))
             while left:
                 seed += 1
-                events = min(left, EVENTS_OF_A_ROUND)
-                rounds = host_crash.Rounds(folder / str(seed), engines, seed, STOP_SECONDS, tally)
-                for _ in rounds.run(events):
-                    bar.update()
+                events = min(left, kind.of_a_round)
+                kind.play(engines, events, seed, folder / str(seed), tally, bar)
                 left -= events
             failures += tally.failures
-            numbers = [tally.events[name] for name in EVENTS] + [tally.turns[name] for name in TOLD]
-            row = engines, *numbers, f"{tally.longest:.2f} s", len(tally.failures)
-            table.append(f"| {' | '.join(map(str, row))} |")
-    return table, failures
-
-
-def crash_servers(counts: list[int], points: int, seed: int, folder: Path) -> tuple[list[str], list[str]]:
-    """The same of servers, each of which is started twice for every so many crashes."""
-    kinds = (*server_crash.EVENTS, "kill supervisor")
-    columns = ("engines", *kinds, *(f"turns {name}" for name in TOLD), "longest wait", "failures")
-    table = [f"| {' | '.join(columns)} |", "|" + "---:|" * len(columns)]
-    failures: list[str] = []
-    with tqdm(total=points, unit="crash", disable=None) as bar:
-        for number, engines in enumerate(counts):
-            tally, left = server_crash.CrashTally(), points // len(counts) + (number < points % len(counts))
-            while left:
-                seed += 1
-                events = min(left, EVENTS_OF_A_SERVER)
-                _crash_server(engines, events, seed, folder / f"{seed}.db", tally, bar)
-                left -= events
-            failures += tally.failures
-            numbers = [tally.events[name] for name in kinds] + [tally.turns[name] for name in TOLD]
+            numbers = [tally.events[name] for name in kind.events] + [tally.turns[name] for name in TOLD]
             row = engines, *numbers, f"{tally.longest:.2f} s", len(tally.failures)
             table.append(f"| {' | '.join(map(str, row))} |")
             print(table[-1], flush=True)
     return table, failures
 
 
-def _crash_server(
-    engines: int, events: int, seed: int, database: Path, tally: server_crash.CrashTally, bar: tqdm
-) -> None:
-    """The last event is the end of the supervisor."""
+def _crash_engines(engines: int, events: int, seed: int, folder: Path, tally: Tally, bar: tqdm) -> None:
+    """On one database."""
+    for _ in host_crash.Rounds(folder, engines, seed, STOP_SECONDS, tally).run(events):
+        bar.update()
+
+
+def _crash_servers(engines: int, events: int, seed: int, folder: Path, tally: Tally, bar: tqdm) -> None:
+    """A server is started twice for them. The last event is the end of its supervisor."""
+    database = folder.with_suffix(".db")
     devices = ["--device", ",".join(["cpu"] * engines), "--frontends", "2", "--max-rows", "4"]
     flags = [*devices, "--threads", str(engines), "--hung-seconds", "60", "--state-db", str(database)]
     server = Server(*flags)
@@ -147,6 +138,10 @@ def _crash_server(
     server = Server(*flags)
     crashes.check(server)
     server.stop()
+
+
+ENGINES = CrashKind(("kill engine", "kill writer", "stop engine", "stop writer"), 50, _crash_engines)
+SERVERS = CrashKind((*server_crash.EVENTS, "kill supervisor"), 20, _crash_servers)
 
 
 def page(rows: list[tuple]) -> str:
@@ -186,10 +181,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.engines or options.servers:
         folder = Path(tempfile.mkdtemp(prefix="crash-points-"))
-        crash_many, counts = (
-            (crash_engines, options.engines) if options.engines else (crash_servers, options.servers)
-        )
-        table, failures = crash_many(counts, options.points, options.seed, folder)
+        kind, counts = (ENGINES, options.engines) if options.engines else (SERVERS, options.servers)
+        table, failures = crash_many(kind, counts, options.points, options.seed, folder)
         print("\n".join(table))
         if failures:
             sys.exit("\n".join(failures))

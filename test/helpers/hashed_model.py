@@ -78,7 +78,7 @@ class HashRunner:
         self._stops[slot] = frozenset(row.stop_ids)
 
     def load_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
-        raise NotImplementedError
+        raise AssertionError("no request of a simulated history has an adapter")
 
     def run(self, batch: Batch) -> Draws:
         return KnownDraws([token for _ in range(batch.steps) for token in self._step(batch)])

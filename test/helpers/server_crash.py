@@ -12,13 +12,13 @@ import re
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
 import httpx
+from host_crash import Tally
 from serving import Server, alive, until
 
 SESSIONS = [f"crash{number}" for number in range(6)]
@@ -30,16 +30,6 @@ PATIENCE = 180.0  # seconds for a reply, of an engine that may be stopped
 ENDED = 90.0  # seconds that processes without a supervisor may take to end
 GREEDY = {"temperature": 0, "alpha_presence": 0, "alpha_frequency": 0, "max_tokens": 3}
 PAGE = 200  # turns of a history that are asked for at once
-
-
-@dataclass
-class CrashTally:
-    """What has been done, and what came of it."""
-
-    events: Counter[str] = field(default_factory=Counter)
-    turns: Counter[str] = field(default_factory=Counter)  # stored, refused, unknown
-    longest: float = 0.0  # seconds until an acknowledgement, where no engine was stopped meanwhile
-    failures: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -56,7 +46,7 @@ class AskedTurn:
 class ServerCrashes:
     """Clients of a server, and what is done to its processes. One `run`."""
 
-    def __init__(self, server: Server, seed: int, stop_seconds: Sequence[float], tally: CrashTally) -> None:
+    def __init__(self, server: Server, seed: int, stop_seconds: Sequence[float], tally: Tally) -> None:
         """stop_seconds: how long an engine may be stopped."""
         self.server, self.tally, self._draw, self._stop_seconds = (
             server,

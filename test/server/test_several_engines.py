@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from server_crash import CrashTally, ServerCrashes
+from host_crash import Tally
+from server_crash import ServerCrashes
 from serving import Server, events, until
 
 GREEDY = {"temperature": 0, "alpha_presence": 0, "alpha_frequency": 0, "max_tokens": 20}
@@ -162,7 +163,7 @@ def test_kill_9_of_an_engine_under_load_loses_no_turn(host: Server):
 
 
 def test_turns_outlive_random_ends_of_processes(host: Server):
-    tally = CrashTally()
+    tally = Tally()
     crashes = ServerCrashes(host, seed=7, stop_seconds=(0.2, 1.0), tally=tally)
     assert len([*crashes.run(3)]) == 3
     crashes.stop()

@@ -90,7 +90,7 @@ class Server:
     """app.py on a free port, with sessions in a folder of its own."""
 
     def __init__(self, arguments: list[str], folder: Path, key: str = "") -> None:
-        self._headers = {"authorization": f"Bearer {key}"}
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -116,7 +116,7 @@ class Server:
         """Until it is ready and as fast as it gets. Ends this process with its last words if it never is."""
         end = time.monotonic() + START
         while self._process.poll() is None and time.monotonic() < end:
-            with contextlib.suppress(httpx.TransportError):
+            with contextlib.suppress(httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException):
                 if self._get("/health").status_code == 200 and not self._improving():
                     return
             time.sleep(0.5)

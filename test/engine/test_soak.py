@@ -343,5 +343,6 @@ def test_a_thousand_at_320_rows_on_a_gpu(tmp_path: Path):
         and crowd.fullest > 250
     )
     torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() == held
+    # Less where an engine of another test in this process has ended meanwhile.
+    assert torch.cuda.memory_allocated() <= held
     print(dict(found), f"{crowd.steps} steps")

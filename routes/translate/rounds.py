@@ -6,11 +6,11 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from routes.http.errors import ErrorShape, Json
+from routes.http.errors import ApiError, ErrorShape, Json
 from routes.http.replies import Reply, merge
 from rwkv_batch.translation.translator import PromptRow, Translated, Translator
 from rwkv_batch.wire.client import Job, RequestFailed, Wire
@@ -18,6 +18,7 @@ from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, Sampling
 
 END_OF_TEXT = 0  # a token id
 MOST_ROWS = 4096  # at a time, of one reply
+MOST_PIECES = 50_000  # rows that a request may become at worst
 MOST_TOKENS = 2048  # of a row
 # Tokens that a translation may have, for those of short texts and for each byte of the prompt: what has more
 # repeats itself.
@@ -171,19 +172,25 @@ class TranslationReply(Reply):
         self,
         translator: Translator,
         shape: ErrorShape,
-        make: Callable[[Translator], Json],
+        make: Callable[[Translator], Json | list[Any]],
         slow: bool = False,
     ) -> None:
-        """`make`: the body that the wire has for the translations. `slow`: they are long."""
+        """`make`: the body that the wire has for the translations. `slow`: they are long. Raises ApiError."""
         self.slow = slow
         self.translator, self.shape, self._make = translator, shape, make
         rows = translator.start()
+        if translator.most_pieces > MOST_PIECES:
+            raise ApiError(
+                413,
+                f"The texts have more than {MOST_PIECES} pieces between their marks and terms; "
+                "send fewer texts at once.",
+            )
         self.rows, self._later = rows[:MOST_ROWS], rows[MOST_ROWS:]
 
     def begin(self, client: Wire, request: GenerateRequest) -> Job:
         return GrowingJob(client, request, self._later, self.translator.take)
 
-    def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
+    def whole(self, job: Job, deltas: list[RowDelta]) -> Json | list[Any]:
         return self._make(self.translator)
 
     def events(self, deltas: list[RowDelta]) -> list[Json]:

@@ -11,9 +11,11 @@ for the one in its place, otherwise for the first. `case`: the source counts in 
 begin with `#` are left out.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from html import unescape
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -26,6 +28,7 @@ ANY = ("", "*")
 MOST_TERMS, LONGEST = 50_000, 200  # of a glossary, and characters of a form
 MOST_PAIRS = 64  # of languages, for which terms are kept
 MOST_CHARACTERS = 500_000  # of the terms of a request: what finds them takes a hundred bytes for each
+ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);?")  # of HTML
 EDGE = "\0"  # stands where a word begins and ends in what is searched
 
 
@@ -136,6 +139,21 @@ class Terms:
                 left.append((start, end))
             gaps = [(start, end) for start, end in left if start < end]
         return sorted(found, key=lambda each: each.start)
+
+    def places(self, text: str, escaped: bool) -> list[tuple[int, int]]:
+        """Where terms start and end in a text that may be `escaped`, as in HTML."""
+        if not escaped or "&" not in text:
+            return [(each.start, each.end) for each in self.find(text)]
+        read, written = list[str](), list[int]()  # without escapes; where each character begins in the text
+        done = 0
+        for entity in ENTITY.finditer(text):
+            one = unescape(entity[0])
+            read += (text[done : entity.start()], one)
+            written += (*range(done, entity.start()), *[entity.start()] * len(one))
+            done = entity.end()
+        read.append(text[done:])
+        written += range(done, len(text) + 1)
+        return [(written[each.start], written[each.end]) for each in self.find("".join(read))]
 
 
 @dataclass(frozen=True, eq=False)  # it may hold many terms, and is looked up for each segment

@@ -1,7 +1,7 @@
 """Cuts texts into segments, each the text of one prompt, and puts them together again."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import unescape
 from itertools import groupby
@@ -41,6 +41,8 @@ class Segment:
 
 
 Part = str | Segment
+Spans = list[tuple[int, int]]
+Whole = Callable[[str], Spans]  # from a text to what of it is never cut: where each such part starts and ends
 
 
 def plain(tokens: Sequence[Token]) -> str:
@@ -48,10 +50,23 @@ def plain(tokens: Sequence[Token]) -> str:
     return "".join(token if isinstance(token, str) else token.text for token in tokens)
 
 
-def cut(text: str, number: int, most: int, sentences: Sentences, handling: Handling = PLAIN) -> list[Part]:
+def nothing(text: str) -> Spans:
+    """Any text may be cut anywhere."""
+    return []
+
+
+def cut(
+    text: str,
+    number: int,
+    most: int,
+    sentences: Sentences,
+    handling: Handling = PLAIN,
+    whole: Whole = nothing,
+) -> list[Part]:
     """The parts of text `number`: what stays, and segments, none of which has more than `most` characters.
 
-    A mark is never cut. Without cuts at sentences, `most` is at least LONGEST_WHOLE.
+    A mark is never cut, and no part of a line that must stay `whole`: these alone may be longer. Without cuts
+    at sentences, `most` is at least LONGEST_WHOLE.
     """
     parts: list[Part] = []
     if sentences == "whole":
@@ -60,8 +75,8 @@ def cut(text: str, number: int, most: int, sentences: Sentences, handling: Handl
         if isinstance(line, str):
             parts.append(line)
             continue
-        for tokens in _sized(line, most):
-            parts += _trimmed(tokens, number, sentences == "lines", handling.escaped)
+        for tokens in _sized(line, most, whole):
+            parts += _trimmed(tokens, number, whole if sentences == "lines" else None, handling.escaped)
     return parts
 
 
@@ -88,12 +103,12 @@ def _lines(tokens: Sequence[Token], sentences: Sentences) -> Iterator[str | list
     yield line
 
 
-def _sized(tokens: list[Token], most: int) -> Iterator[list[Token]]:
+def _sized(tokens: list[Token], most: int, whole: Whole) -> Iterator[list[Token]]:
     """The tokens, cut at sentences where they are longer, and at commas where these are."""
     if len(plain(tokens)) <= most:
         yield tokens
         return
-    pieces = [piece for whole in _cut_at(tokens, SENTENCE) for piece in _short(whole, most)]
+    pieces = [piece for part in _cut_at(tokens, SENTENCE, whole) for piece in _short(part, most, whole)]
     group: list[Token] = []
     size = 0
     for piece in pieces:
@@ -106,39 +121,55 @@ def _sized(tokens: list[Token], most: int) -> Iterator[list[Token]]:
         yield group
 
 
-def _short(tokens: list[Token], most: int) -> Iterator[list[Token]]:
+def _short(tokens: list[Token], most: int, whole: Whole) -> Iterator[list[Token]]:
     if len(plain(tokens)) <= most:
         yield tokens
     else:
-        yield from (piece for part in _cut_at(tokens, PART) for piece in _hacked(part, most))
+        yield from (piece for part in _cut_at(tokens, PART, whole) for piece in _hacked(part, most, whole))
 
 
-def _hacked(tokens: list[Token], most: int) -> Iterator[list[Token]]:
+def _hacked(tokens: list[Token], most: int, whole: Whole) -> Iterator[list[Token]]:
     """What has no place for a cut, cut anywhere."""
     for token in tokens:
-        if isinstance(token, Mark):
+        if isinstance(token, Mark) or len(token) <= most:
             yield [token]
         else:
-            start = 0
+            spans, start = _Inside(whole(token)), 0
             while start < len(token):
                 end = min(start + most, len(token))
                 begun = ENTITY_BEGUN.search(token, max(start + 1, end - LONGEST_ENTITY), end)
                 if begun and end < len(token):
                     end = begun.start()
+                if span := spans.around(end):
+                    end = span[0] if span[0] > start else span[1]
                 yield [token[start:end]]
                 start = end
 
 
-def _cut_at(tokens: list[Token], pattern: re.Pattern[str]) -> Iterator[list[Token]]:
-    """The tokens, cut behind each place where the pattern is found in a text."""
+class _Inside:
+    """Looks up places of a text, each behind the one before, in spans of it, which do not overlap."""
+
+    def __init__(self, spans: Spans) -> None:
+        self._left, self._next = iter(spans), (0, 0)
+
+    def around(self, place: int) -> tuple[int, int] | None:
+        """The span that a cut there would go through."""
+        while self._next[1] <= place and (span := next(self._left, None)):
+            self._next = span
+        start, end = self._next
+        return self._next if start < place < end else None
+
+
+def _cut_at(tokens: list[Token], pattern: re.Pattern[str], whole: Whole) -> Iterator[list[Token]]:
+    """The tokens, cut behind each place where the pattern is found in a text, unless that must stay whole."""
     group: list[Token] = []
     for token in tokens:
         if isinstance(token, Mark):
             group.append(token)
             continue
-        done = 0
+        done, spans = 0, _Inside(whole(token))
         for found in pattern.finditer(token):
-            if found.end() > done:
+            if found.end() > done and not spans.around(found.end()):
                 yield [*group, token[done : found.end()]]
                 group, done = [], found.end()
         if done < len(token):
@@ -147,15 +178,18 @@ def _cut_at(tokens: list[Token], pattern: re.Pattern[str]) -> Iterator[list[Toke
         yield group
 
 
-def _trimmed(tokens: list[Token], number: int, lines: bool, escaped: bool) -> Iterator[Part]:
+def _trimmed(tokens: list[Token], number: int, line: Whole | None, escaped: bool) -> Iterator[Part]:
     """A segment, and the white space and tags around it, which stay. Without letters all of it stays.
 
-    `lines`: whether it is a line, which Markdown may begin. `escaped`: as in HTML, which has no Markdown.
+    `line`: it is one, which Markdown may begin; what of it must stay whole. `escaped`: as in HTML, which has
+    no Markdown.
     """
     tokens = _joined(tokens)
     lead = ""
-    if lines and not escaped and tokens and isinstance(tokens[0], str) and (found := LEAD.match(tokens[0])):
-        lead, tokens[0] = found[0], tokens[0][found.end() :]
+    if line and not escaped and tokens and isinstance(first := tokens[0], str):
+        found = LEAD.match(first)
+        if found and not _Inside(line(first)).around(found.end()):
+            lead, tokens[0] = found[0], first[found.end() :]
     texts = [unescape(token) if escaped else token for token in tokens if isinstance(token, str)]
     if not any(map(str.isalpha, "".join(texts))):
         yield lead + plain(tokens)

@@ -26,7 +26,7 @@ from rwkv_batch.translation.forms import TranslationForm
 from rwkv_batch.translation.glossary import NO_GLOSSARY, Found, Glossary, Terms, is_whole, lower, places
 from rwkv_batch.translation.language.detection import detect_together
 from rwkv_batch.translation.marks import PLAIN, Handling, Mark, Token, fits, split
-from rwkv_batch.translation.segments import Part, Segment, Sentences, cut
+from rwkv_batch.translation.segments import Part, Segment, Sentences, cut, nothing
 
 AUTO, ENGLISH = "auto", "en"
 SHORT_MARK = 8  # characters; a longer one is shown to the model as a shorter one
@@ -142,10 +142,13 @@ class Translator:
         self.sources = self._sources(target)
         self.parts: list[Part] = []
         for number, text in enumerate(asked.texts):
-            self.parts += cut(text, number, form.most, asked.sentences, asked.handling)
+            terms = asked.glossary.pair(self._names[number], self._target)
+            whole = partial(terms.places, escaped=asked.handling.escaped) if terms else nothing
+            self.parts += cut(text, number, form.most, asked.sentences, asked.handling, whole)
             self.parts.append(_End(number))
         self.segments = [part for part in self.parts if isinstance(part, Segment)]
         self.confidences: list[float]
+        self.most_pieces = 0  # rows that segments may become, once it has started
 
     def _sources(self, target: Language | None) -> list[str]:
         """The code of each text's language, as the client or the detection names it."""
@@ -179,6 +182,7 @@ class Translator:
     def start(self) -> list[PromptRow]:
         """The rows that are known at once."""
         works = [self._begin(*each) for each in zip(self.segments, self._around(), strict=True)]
+        self.most_pieces = sum(len(work.segment.tokens) + len(work.terms) for work in works)
         numbers = sorted(range(len(works)), key=lambda number: not works[number].terms)
         rows = [row for number in numbers for row in self._ask_first(works[number], number)]
         if not self._form.terms_in_source:

@@ -11,7 +11,7 @@ from translated import TERMS, broken, generated, lacking, translate
 
 from rwkv_batch.translation.forms import FORMS, TranslationForm, form_of
 from rwkv_batch.translation.glossary import from_pairs, places
-from rwkv_batch.translation.marks import HTML, Handling
+from rwkv_batch.translation.marks import HTML, PLAIN, Handling
 from rwkv_batch.translation.segments import LONGEST_WHOLE, Segment, cut
 from rwkv_batch.translation.translator import TextsAsked, Translated, Translator, Words
 
@@ -292,6 +292,33 @@ def test_a_term_of_several_words_is_found_in_a_sentence_that_is_cut():
     rows = Translator(asked, TranslationForm(most=120), Words()).start()
     prompts = [text_of(row.prompt) for row in rows]
     assert prompts == [("the Netz sees " * 5).strip()] * 2
+
+
+@pytest.mark.parametrize("most", range(20, 60))
+@pytest.mark.parametrize(
+    ("text", "term", "handling"),
+    [
+        ("we see the neural network here and " * 4, "neural network", PLAIN),
+        ("we see Dr. Who here. And " * 4, "Dr. Who", PLAIN),
+        ("一二三四神经网络五六七八" * 6, "神经网络", PLAIN),
+        ("we see <b>it</b> at R&amp;D&nbsp;North and " * 4, "R&D\xa0North", HTML),
+        ("1. FC Köln", "1. FC Köln", PLAIN),
+    ],
+    ids=["words", "sentence", "no spaces", "entities", "Markdown"],
+)
+def test_no_cut_goes_through_a_term(text, term, handling, most):
+    asked = TextsAsked([text], "de", "en", from_pairs({term: "Wort"}), handling=handling)
+    (answer,), rounds = translate(asked, text_of, TranslationForm(most=most))
+    assert answer.count("Wort") == unescape(text).count(term)
+    sources = [text_of(row.prompt) for row in rounds[0]]
+    assert len(sources) == len(rounds[0]) and max(map(len, sources)) <= most
+
+
+def test_a_term_that_is_longer_than_a_prompt_is_not_cut():
+    term = "ein " * 40 + "Wort"
+    asked = TextsAsked([f"so {term} so"], "de", "en", from_pairs({term: "Wort"}))
+    (answer,), _ = translate(asked, text_of, TranslationForm(most=20))
+    assert answer == "so Wort so"
 
 
 def test_each_form_of_a_term_is_looked_for_once_in_an_answer(monkeypatch):

@@ -63,7 +63,7 @@ from routes.openapi.document import document
 from routes.page import defaults as page_defaults
 from routes.page import files
 from routes.responses import routes as responses
-from routes.translate import glossaries, google, offline_reader, wires
+from routes.translate import glossaries, google, multilingual, offline_reader, wires
 from routes.translate import handlers as translate
 from routes.translate.errors import deepl_shape, google_shape, plain_shape
 from routes.unserved import of_other_servers
@@ -77,7 +77,9 @@ FAMILIES: tuple[tuple[str, ErrorShape], ...] = (
     ("/openai/", openai_shape),
     ("/api/", ollama_shape),
     ("/v2/", deepl_shape),
+    ("/v3/glossaries", deepl_shape),
     ("/language/", google_shape),
+    ("/translate_a/", google_shape),
 )
 
 log = logging.getLogger(__name__)
@@ -141,7 +143,8 @@ OLLAMA_TEXT = ollama_models.untagged(chats(ollama.text, ollama.is_chat))
 MODELS = for_anthropic(anthropic_models.models, models.models)
 MODEL = for_anthropic(anthropic_models.model, models.model)
 IMMERSIVE, DEEPL = translate.translates(wires.IMMERSIVE), translate.translates(wires.DEEPL)
-GOOGLE, MTRANSERVER_BATCH = translate.translates(wires.GOOGLE), translate.translates(wires.MTRANSERVER_BATCH)
+GOOGLE, GOOGLE_WEB = translate.translates(wires.GOOGLE), translate.translates(wires.GOOGLE_WEB)
+MTRANSERVER_BATCH = translate.translates(wires.MTRANSERVER_BATCH)
 LANGUAGES = translate.libretranslate_languages
 MESSAGES, COUNT_TOKENS = chats(messages.prepare), chats(messages.count_tokens)
 FILES = either(batch_files.list_, batch_files.create)
@@ -249,9 +252,14 @@ ROUTES = (
     Route("GET POST",   "/v2/usage",                            deepl_shape, translate.deepl_usage),
     Route("GET POST",   "/v2/glossaries",                       deepl_shape, glossaries.collection),
     Route("GET DELETE", "/v2/glossaries/:id",                   deepl_shape, glossaries.one),
-    Route("GET",        "/v2/glossaries/:id/entries",           deepl_shape, glossaries.entries_of),
+    Route("GET",        "/v2/glossaries/:id/entries",           deepl_shape, glossaries.entries),
     Route("GET",        "/v2/glossary-language-pairs",          deepl_shape, glossaries.pairs),
+    Route("GET POST",   "/v3/glossaries",                       deepl_shape, multilingual.collection),
+    Route("GET PATCH DELETE", "/v3/glossaries/:id",             deepl_shape, multilingual.one),
+    Route("GET",        "/v3/glossaries/:id/entries",           deepl_shape, multilingual.entries),
+    Route("PUT DELETE", "/v3/glossaries/:id/dictionaries",      deepl_shape, multilingual.dictionaries),
     Route("GET POST",   "/language/translate/v2",               google_shape, GOOGLE),
+    Route("GET POST",   "/translate_a/single",                  google_shape, GOOGLE_WEB),
     Route("GET POST",   "/language/translate/v2/languages",     google_shape, google.languages),
     Route("GET POST",   "/language/translate/v2/detect",        google_shape, google.detections),
     Route("POST",       "/infill",                              openai_shape, generates(infill.prepare)),

@@ -8,7 +8,6 @@ NO_MEDIA = TEXT_ONLY
 NO_OBJECTS = "nothing of this kind is stored; send the texts with each request"
 NO_BATCHES = "/v1/batches runs files of other requests; or send these at once"
 NO_DOCUMENTS = "texts are translated and documents are not; send the texts of one"
-NO_GLOSSARIES = "glossaries of one pair of languages are stored, by /v2/glossaries"
 NO_FILES = "models are not fetched or changed in this way; /loadmodel loads a file of the server"
 UNSERVED = {
     "/api/embed": NO_EMBEDDINGS,
@@ -39,7 +38,6 @@ UNSERVED = {
     "/v1/messages/batches": NO_BATCHES,
     "/v2/document": NO_DOCUMENTS,
     "/translate_file": NO_DOCUMENTS,
-    "/v3/glossaries": NO_GLOSSARIES,
     "/v2/write": "texts are translated and not rephrased",
     "/v1/responses/compact": "a conversation of any length takes the same memory; send previous_response_id",
 }

@@ -22,7 +22,7 @@ from routes.http.stream import JobStream
 
 CORS = {
     "Access-Control-Allow-Origin": "*",
-    "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
+    "Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE, OPTIONS",
     "Access-Control-Allow-Headers": "Content-Type, Authorization",
     "Access-Control-Expose-Headers": "x-request-id, x-model-fingerprint, x-ignored, retry-after, "
     "content-disposition, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -84,7 +85,7 @@ class Reply(ABC):
         return client.submit(request)
 
     @abstractmethod
-    def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
+    def whole(self, job: Job, deltas: list[RowDelta]) -> Json | list[Any]:
         """The JSON body of a reply that is not streamed, made of all deltas of the job as they came."""
 
     def made_by(self, fingerprint: str) -> None:  # noqa: B027 (most replies do not say it)

@@ -90,6 +90,13 @@ from routes.page.defaults import PageDefaults
 from routes.responses.schemas import ResponsesBody
 from routes.responses.shapes import DeletedResponse, InputItems, InputTokenCount, MadeResponse
 from routes.translate.glossaries import GlossaryFields
+from routes.translate.multilingual import (
+    ChangeFields,
+    MultilingualFields,
+    OpenPairQuery,
+    PairQuery,
+    ReplaceFields,
+)
 from routes.translate.schemas import (
     AnyTranslation,
     DeepLFields,
@@ -97,6 +104,7 @@ from routes.translate.schemas import (
     GoogleDetectFields,
     GoogleFields,
     GoogleLanguagesFields,
+    GoogleWebFields,
     LanguagesQuery,
     MTranServerBatchFields,
     OpenName,
@@ -113,11 +121,16 @@ from routes.translate.shapes import (
     DeepLTexts,
     DeepLUsage,
     DetectedLanguage,
+    DictionaryList,
+    GlossaryDictionary,
     GoogleDetections,
     GoogleLanguages,
     GoogleTexts,
+    GoogleWebText,
     LibreTranslateLanguage,
     MTranServerTexts,
+    MultilingualGlossaries,
+    MultilingualGlossary,
     TranslatedTexts,
 )
 
@@ -163,6 +176,17 @@ class GoogleQuery(BaseModel):
     target: TargetName
     source: OpenName = None
     format: Literal["text", "html"] = "html"
+
+
+class GoogleWebQuery(BaseModel):
+    """The URL parameters of a translation, as browser extensions ask Google's page."""
+
+    client: str = "gtx"
+    sl: OpenName = None
+    tl: TargetName
+    dt: Literal["t"] = "t"
+    dj: Literal["0", "1"] = "0"
+    q: str
 
 
 class FilesQuery(BaseModel):
@@ -279,11 +303,43 @@ OPERATIONS = {
     "/v2/glossaries/:id/entries": Operation(
         "The entries of a stored glossary", gives=("text/tab-separated-values",)
     ),
+    "GET /v3/glossaries": Operation(
+        "The stored glossaries of several pairs of languages, as DeepL lists them",
+        reply=MultilingualGlossaries,
+    ),
+    "POST /v3/glossaries": Operation(
+        "Store a glossary of several pairs of languages, as DeepL's clients do",
+        MultilingualFields,
+        MultilingualGlossary,
+        status=201,
+    ),
+    "GET /v3/glossaries/:id": Operation(
+        "A stored glossary of several pairs of languages", reply=MultilingualGlossary
+    ),
+    "PATCH /v3/glossaries/:id": Operation(
+        "Another name for a stored glossary, and further terms", ChangeFields, MultilingualGlossary
+    ),
+    "DELETE /v3/glossaries/:id": Operation("Delete a stored glossary", gives=(), status=204),
+    "/v3/glossaries/:id/entries": Operation(
+        "The terms of a stored glossary for a pair of languages",
+        reply=DictionaryList,
+        query=(OpenPairQuery,),
+    ),
+    "PUT /v3/glossaries/:id/dictionaries": Operation(
+        "Other terms for a pair of languages of a stored glossary", ReplaceFields, GlossaryDictionary
+    ),
+    "DELETE /v3/glossaries/:id/dictionaries": Operation(
+        "Delete the terms for a pair of languages", query=(PairQuery,), gives=(), status=204
+    ),
     "/v2/glossary-language-pairs": Operation(
         "For which languages glossaries can be, as DeepL lists them", reply=DeepLPairs, open=True
     ),
     "/language/translate/v2": replace(
         _translates("Translations, as Google asks", GoogleFields, GoogleTexts), query=(GoogleQuery,)
+    ),
+    "/translate_a/single": replace(
+        _translates("A translation, as browser extensions ask Google's page", GoogleWebFields, GoogleWebText),
+        query=(GoogleWebQuery,),
     ),
     "/language/translate/v2/languages": Operation(
         "The languages, as Google lists them",

@@ -33,12 +33,12 @@ TAGS = (
     Tag(
         "Batches",
         "Any number of prompts in one request.",
-        ("/v1/batch/", "/v2/chat", "/v3", "/big_batch"),
+        ("/v1/batch/", "/v2/chat", "/v3/chat", "/big_batch"),
     ),
     Tag(
         "Translation",
         "Translations, as the clients of many services ask.",
-        ("/translate", "/v2", "/languages", "/detect", "/language/translate"),
+        ("/translate", "/v2", "/v3", "/languages", "/detect", "/language/translate"),
     ),
     Tag(
         "Sessions",

@@ -24,7 +24,7 @@ from routes.translate.names import (
 )
 from routes.translate.rounds import TranslationReply, request_of
 from routes.translate.schemas import DetectFields, LanguagesQuery
-from routes.translate.wires import DEEPL, GOOGLE, AnyTranslationService, Make, wire_of
+from routes.translate.wires import DEEPL, IN_URL, AnyTranslationService, Make, wire_of
 from rwkv_batch.chat.languages import name_of
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.translation.forms import form_of
@@ -53,7 +53,7 @@ def translates(wire: AnyTranslationService) -> Handler:
     """The handler of a route that answers the clients of one service."""
 
     async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
-        fields = allowed_fields(front, http, required=True, in_url=wire is GOOGLE)
+        fields = allowed_fields(front, http, required=True, in_url=wire in IN_URL)
         return await _answer(front, http, fields, wire)
 
     return handler
@@ -128,7 +128,7 @@ def translator_of(asked: TextsAsked, model: EngineInfo, settings: FrontendConfig
 async def _answer(
     front: Frontend, http: HttpRequest, fields: Json, wire: AnyTranslationService
 ) -> HttpResponse:
-    if wire is GOOGLE and fields.get("model") in GOOGLE_MODELS:
+    if wire in IN_URL and fields.get("model") in GOOGLE_MODELS:
         fields = fields | {"model": None}
     stored = await stored_glossary(front, http, fields) if wire is DEEPL else NO_GLOSSARY
     slow = is_large(http)

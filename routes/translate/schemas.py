@@ -12,6 +12,7 @@ from rwkv_batch.chat.languages import find, languages
 from rwkv_batch.translation.glossary import NO_GLOSSARY, Glossary, GlossaryError, from_pairs
 
 AUTO = "auto"
+MOST_GLOSSARIES = 5  # stored ones of a translation
 MOST_PLACEHOLDERS = 8000  # characters of all of them: each may be compared at each place of a text
 
 
@@ -42,6 +43,12 @@ def _one_or_many(value: object) -> object:
     if not isinstance(value, str | list):
         raise ValueError("must be a string, or a list of strings")
     return [value] if isinstance(value, str) else value
+
+
+def _has_translation(parts: list[str]) -> list[str]:
+    if "t" not in parts:
+        raise ValueError("must have t, the translation: nothing else is made")
+    return parts
 
 
 def _names(value: object) -> object:
@@ -107,6 +114,12 @@ OwnTerms = Annotated[
     BeforeValidator(_pairs, json_schema_input_type=Pairs),
     AfterValidator(_terms),  # what is kept of them
 ]
+_WithTranslation = Annotated[list[str], Field(json_schema_extra={"contains": {"const": "t"}})]
+Parts = Annotated[
+    list[str],
+    BeforeValidator(_one_or_many, json_schema_input_type=Literal["t"] | _WithTranslation),
+    AfterValidator(_has_translation),
+]
 Key = Annotated[str | None, Field(description="the password")]
 
 
@@ -151,6 +164,8 @@ class DeepLFields(TermFields):
     tag_handling_version: str | None = None  # a hint
     auth_key: Key = None
     glossary_id: str | None = None  # of a stored one
+    # of several, whose terms count in this order
+    glossary_ids: Annotated[TagNames, Field(max_length=MOST_GLOSSARIES)] | None = None
     style_id: Annotated[None, refused("there are no stored styles; leave it out")] = None
     custom_instructions: Annotated[
         None, refused("the prompt has no place for instructions; leave it out, or send terms in `glossary`")
@@ -213,6 +228,19 @@ class GoogleFields(TermFields):
     source: OpenName = None
     format: Literal["text", "html", ""] | None = None  # html unless it is sent
     model: str | None = None
+    key: Key = None
+
+
+class GoogleWebFields(TermFields):
+    """What browser extensions send to the address of Google's own page."""
+
+    q: str
+    tl: TargetName
+    sl: OpenName = None
+    dt: Parts = Field(default=["t"])  # of what is asked for beside t, the translation, nothing is made
+    dj: Literal["0", "1"] | None = None  # 1: an answer of objects
+    client: str | None = None  # a hint
+    hl: str | None = None  # a hint
     key: Key = None
 
 

@@ -1,8 +1,8 @@
 """The shapes of replies. They document."""
 
-from typing import NotRequired
+from typing import Any, NotRequired
 
-from typing_extensions import TypedDict
+from typing_extensions import TypeAliasType, TypedDict
 
 
 class Translation(TypedDict):
@@ -51,6 +51,36 @@ class DeepLGlossary(TypedDict):
 
 class DeepLGlossaries(TypedDict):
     glossaries: list[DeepLGlossary]
+
+
+class GlossaryDictionary(TypedDict):
+    source_lang: str
+    target_lang: str
+    entry_count: int
+
+
+class MultilingualGlossary(TypedDict):
+    """A stored glossary of several pairs of languages."""
+
+    glossary_id: str
+    name: str
+    dictionaries: list[GlossaryDictionary]
+    creation_time: str
+
+
+class MultilingualGlossaries(TypedDict):
+    glossaries: list[MultilingualGlossary]
+
+
+class DictionaryEntries(TypedDict):
+    source_lang: str
+    target_lang: str
+    entries: str  # a term, a tab and what it becomes on each line
+    entries_format: str
+
+
+class DictionaryList(TypedDict):
+    dictionaries: list[DictionaryEntries]
 
 
 class DeepLPair(TypedDict):
@@ -154,6 +184,24 @@ class GoogleTranslations(TypedDict):
 class GoogleTexts(TypedDict):
     data: GoogleTranslations
 
+
+class GoogleWebSentence(TypedDict):
+    trans: str
+    orig: str
+    backend: int
+
+
+class GoogleWebObject(TypedDict):
+    """An answer of objects."""
+
+    sentences: list[GoogleWebSentence]
+    src: str
+    confidence: float
+
+
+# In the lists a place says what is there: [[translation, text, null, null, 1]], null, the language, and more.
+GoogleWebList = TypeAliasType("GoogleWebList", list[Any])
+GoogleWebText = GoogleWebList | GoogleWebObject
 
 AnyTranslated = (
     TranslatedTexts

@@ -12,6 +12,7 @@ from routes.translate.schemas import (
     DeepLFields,
     DeepLXFields,
     GoogleFields,
+    GoogleWebFields,
     HcfyFields,
     LibreTranslateFields,
     MTranServerBatchFields,
@@ -26,7 +27,8 @@ from rwkv_batch.translation.segments import Sentences
 from rwkv_batch.translation.translator import TextsAsked, Translator
 
 Fields = TypeVar("Fields", bound=TermFields)
-Make = Callable[[Translator], Json]
+Made = Json | list[Any]
+Make = Callable[[Translator], Made]
 HTML_FORMAT = ("html", None, "")
 SENTENCES: dict[object, Sentences] = {"nonewlines": "texts", "0": "whole", "1": "lines"}
 
@@ -38,7 +40,7 @@ class TranslationService(Generic[Fields]):
     body: type[Fields]
     shape: ErrorShape
     ask: Callable[[Fields], TextsAsked]
-    make: Callable[[Fields, Json, Translator], Json]  # of the fields, and the body as it came
+    make: Callable[[Fields, Json, Translator], Made]  # of the fields, and the body as it came
 
     def read(self, body: Json) -> tuple[TextsAsked, Make]:
         """What a body asks for, and what makes the reply. Raises ApiError."""
@@ -182,6 +184,21 @@ def _google_reply(fields: GoogleFields, body: Json, done: Translator) -> Json:
     return {"data": {"translations": [{"translatedText": text} | found for text, found in texts]}}
 
 
+def _google_web(fields: GoogleWebFields) -> TextsAsked:
+    return TextsAsked([fields.q], fields.tl, fields.sl)
+
+
+def _google_web_reply(fields: GoogleWebFields, body: Json, done: Translator) -> Made:
+    """Objects with `dj`, and otherwise lists, in which a place says what is there."""
+    (text,), (code,), (confidence,) = done.texts(), done.sources, done.confidences
+    confidence = round(confidence, 3)
+    if fields.dj == "1":
+        sentence = {"trans": text, "orig": fields.q, "backend": 1}
+        return {"sentences": [sentence], "src": code, "confidence": confidence}
+    found = [[code], None, [confidence], [code]]
+    return [[[text, fields.q, None, None, 1]], None, code, None, None, None, confidence, [], found]
+
+
 IMMERSIVE = TranslationService(TranslateFields, native_shape, _immersive, _immersive_reply)
 DEEPL = TranslationService(DeepLFields, deepl_shape, _deepl, _deepl_reply)
 DEEPLX = TranslationService(DeepLXFields, deeplx_shape, _deeplx, _deeplx_reply)
@@ -192,7 +209,9 @@ MTRANSERVER_BATCH = TranslationService(
 )
 HCFY = TranslationService(HcfyFields, plain_shape, _hcfy, _hcfy_reply)
 GOOGLE = TranslationService(GoogleFields, google_shape, _google, _google_reply)
+GOOGLE_WEB = TranslationService(GoogleWebFields, google_shape, _google_web, _google_web_reply)
 AnyTranslationService = TranslationService[Any]
+IN_URL: tuple[AnyTranslationService, ...] = (GOOGLE, GOOGLE_WEB)  # whose fields may be parameters of the URL
 # By which field a body of /translate is known, the first that it has.
 BY_FIELD: tuple[tuple[str, AnyTranslationService], ...] = (
     ("text_list", IMMERSIVE),

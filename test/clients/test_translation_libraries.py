@@ -48,6 +48,44 @@ def test_the_glossaries_of_deepl(url: str):
         client.get_glossary(glossary.glossary_id)
 
 
+def test_the_multilingual_glossaries_of_deepl(url: str):
+    client = deepl.DeepLClient("unused", server_url=url)
+    entries = deepl.MultilingualGlossaryDictionaryEntries
+    glossary = client.create_multilingual_glossary(
+        "ours", [entries("EN", "DE", {"dog": "Rüde"}), entries("EN", "FR", {"dog": "chienne"})]
+    )
+    assert [(each.source_lang, each.target_lang) for each in glossary.dictionaries] == [
+        ("EN", "DE"),
+        ("EN", "FR"),
+    ]
+    found = client.translate_text(HOUSE, source_lang="EN", target_lang="DE", glossary=glossary)
+    assert found.text == "Der Rüde sieht das Haus."
+    changed = client.update_multilingual_glossary_dictionary(glossary, entries("EN", "DE", {"house": "Haus"}))
+    assert [each.entry_count for each in changed.dictionaries] == [2, 1]
+    client.update_multilingual_glossary_name(glossary, "theirs")
+    (read,) = client.get_multilingual_glossary_entries(glossary, "EN", "DE").dictionaries
+    assert read.entries == "dog\tRüde\nhouse\tHaus"
+    replaced = client.replace_multilingual_glossary_dictionary(
+        glossary, entries("EN", "DE", {"cat": "Samtpfote"})
+    )
+    assert (replaced.source_lang, replaced.target_lang, replaced.entry_count) == ("EN", "DE", 1)
+    csv = 'dog,"Hofhund"\n'
+    client.replace_multilingual_glossary_dictionary_from_csv(glossary, "EN", "DE", csv)
+    second = client.create_multilingual_glossary(
+        "more", [entries("EN", "DE", {"dog": "Rüde", "house": "Haus"})]
+    )
+    both = client.translate_text(HOUSE, source_lang="EN", target_lang="DE", glossary_ids=[glossary, second])
+    assert both.text == "Der Hofhund sieht das Haus."
+    client.delete_multilingual_glossary_dictionary(glossary, source_lang="EN", target_lang="FR")
+    assert client.get_multilingual_glossary(glossary.glossary_id).name == "theirs"
+    listed = [each.glossary_id for each in client.list_multilingual_glossaries()]
+    assert {glossary.glossary_id, second.glossary_id} <= set(listed)
+    for each in (glossary, second):
+        client.delete_multilingual_glossary(each)
+    with pytest.raises(deepl.DeepLException):
+        client.get_multilingual_glossary(glossary.glossary_id)
+
+
 def test_libretranslate(url: str):
     client = LibreTranslateAPI(url)
     assert client.translate(HOUSE, "en", "de") == HAUS

@@ -359,6 +359,7 @@ def test_terms_in_a_form_that_cannot_be_read(server, glossary, why):
         ("/translate", {"text": "a", "destination": []}, 400, "`destination`"),
         ("/translate", {"text": "a " * 500_001, "to": "de"}, 413, "1000000 characters"),
         ("/translate", {"text": "a\n" * 5000, "from": "en", "to": "de"}, 413, "4096 paragraphs"),
+        ("/translate", {"text": "a {0} " * 26_000, "from": "en", "to": "de"}, 413, "50000 pieces"),
         (
             "/translate",
             {"text_list": ["a"], "target_lang": "de", "placeholders": ["x" * 8001]},
@@ -372,7 +373,6 @@ def test_terms_in_a_form_that_cannot_be_read(server, glossary, why):
             400,
             "instructions",
         ),
-        ("/v3/glossaries", {"name": "a"}, 404, "/v2/glossaries"),
         ("/detect", {}, 400, "`q`"),
     ],
 )

@@ -23,6 +23,7 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -88,9 +89,16 @@ class Answers:
 
 
 def answer(
-    configs: tuple[EngineConfig, ...], address: str, changes: Sequence[bytes], control: Connection
+    configs: tuple[EngineConfig, ...],
+    address: str,
+    changes: Sequence[bytes],
+    control: Connection,
+    step_seconds: float = 0.0,
 ) -> None:
-    """In place of supervisor.run_engine: a process that serves at `address` until `Stop`."""
+    """In place of supervisor.run_engine: a process that serves at `address` until `Stop`.
+
+    step_seconds: what a step takes, however many rows it has.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
@@ -103,8 +111,10 @@ def answer(
     info = EngineInfo("fake", 1, 64, 1, "float32", "cpu", ROWS, 65536, "0" * 16, "fake")
     control.send(Serving([info], engine=configs[0].place))
     answers: defaultdict[bytes, Answers] = defaultdict(Answers)
+    due = 0.0  # when the next step ends
     while True:
-        ready = dict(poller.poll(0 if any(answers.values()) else None))
+        wait = max(0.0, due - time.monotonic()) if any(answers.values()) else None
+        ready = dict(poller.poll(wait if wait is None else wait * 1000))
         if control.fileno() in ready:
             message = control.recv()
             if isinstance(message, Stop):
@@ -120,33 +130,36 @@ def answer(
                         events[frontend] += answers[frontend].add(request)
                     case Cancel(id=request_id):
                         answers[frontend].cancel(request_id)
-        for frontend, running in answers.items():
-            events[frontend] += running.step()
+        if (now := time.monotonic()) >= due:
+            due = max(due + step_seconds, now)
+            for frontend, running in answers.items():
+                events[frontend] += running.step()
         for frontend, its_events in events.items():
             if its_events:
                 router.send_multipart([frontend, encode(its_events)])
 
 
 def serve(arguments: list[str]) -> int:
-    """The server of app.py with these engines in place of its own."""
-    supervisor.run_engine = answer
-    return app.main(arguments)
+    """The server of app.py with these engines in place of its own, behind the milliseconds of a step."""
+    supervisor.run_engine = partial(answer, step_seconds=float(arguments[0]) / 1000)
+    return app.main(arguments[1:])
 
 
 class Host:
     """The server in a process of its own."""
 
-    def __init__(self, frontends: int, engines: int) -> None:
+    def __init__(self, frontends: int, engines: int, *more: str, step_ms: float = 0.0) -> None:
+        """more: further flags of app.py."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        self.port, self.url = port, f"http://127.0.0.1:{port}"
         self._scratch = tempfile.TemporaryDirectory(prefix="rwkv-frontends-")
         self._log = Path(self._scratch.name) / "log"
         flags = ["--device", ",".join(["cpu"] * engines), "--frontends", str(frontends), "--port", str(port)]
-        flags += ["--state-db", ":memory:", "--max-waiting", str(1 << 20)]
+        flags += ["--state-db", ":memory:", "--max-waiting", str(1 << 20), *more]
         with self._log.open("wb") as log:
-            command = [sys.executable, "-m", "bench.frontends", "--serve", *flags]
+            command = [sys.executable, "-m", "bench.frontends", "--serve", str(step_ms), *flags]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def __enter__(self) -> "Host":
@@ -162,6 +175,11 @@ class Host:
         self._process.terminate()
         self._process.wait()
         self._scratch.cleanup()
+
+    @property
+    def supervisor(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     def processes(self) -> dict[str, int]:
         """Of engines and front ends by their names, those that were started last."""

@@ -116,7 +116,7 @@ def main() -> None:
     direct, outside = free_port(), free_port()
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         file = Path(folder) / "haproxy.cfg"
-        text = configuration([f"127.0.0.1:{direct}"], f"127.0.0.1:{outside}", f"{folder}/socket")
+        text = configuration([f"127.0.0.1:{direct}"], f"127.0.0.1:{outside}", f"{folder}/socket", user="")
         file.write_text(text, encoding="utf-8")
         flags = [
             "--port",

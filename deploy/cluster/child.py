@@ -14,10 +14,12 @@ import threading
 
 
 def main() -> int:
-    server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+    server: subprocess.Popen[bytes] | None = None
+    ended = threading.Event()
 
     def end(*_: object) -> None:
-        if server.poll() is None:
+        ended.set()
+        if server and server.poll() is None:
             server.send_signal(signal.SIGTERM)
 
     def watch() -> None:
@@ -25,8 +27,11 @@ def main() -> int:
             pass
         end()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT):  # before there is a server that could be left behind
         signal.signal(number, end)
+    server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+    if ended.is_set():  # meanwhile
+        end()
     threading.Thread(target=watch, daemon=True).start()
     return server.wait()
 

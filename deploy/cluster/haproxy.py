@@ -16,8 +16,13 @@ NOBODY = "127.0.0.1:9"  # of a slot without a server
 SERVERS = re.compile(r"(?:^    server s\d+ .*\n)+", re.MULTILINE)
 
 
-def configuration(servers: Sequence[str], listen: str, socket: str, slots: int = 0) -> str:
-    """The text of the file. servers: "host:port" of each, in the order of their slots."""
+def configuration(
+    servers: Sequence[str], listen: str, socket: str, slots: int = 0, user: str = "haproxy"
+) -> str:
+    """The text of the file. servers: "host:port" of each, in the order of their slots.
+
+    user: whose rights it has once it listens; "": those of who starts it, who is not root.
+    """
     places = [*servers, *[NOBODY] * (slots - len(servers))]
     text = TEMPLATE.read_text(encoding="utf-8")
     for backend, more in (("sessions", " track anywhere/s{}"), ("anywhere", "")):
@@ -27,6 +32,7 @@ def configuration(servers: Sequence[str], listen: str, socket: str, slots: int =
         ]
         at = text.index(f"\nbackend {backend}\n")
         text = text[:at] + SERVERS.sub("".join(lines), text[at:], count=1)
+    text = re.sub(r"(?m)^    (user|group) .*\n", rf"    \1 {user}\n" if user else "", text)
     text = re.sub(r"(?m)^    bind .*$", f"    bind {listen}", text, count=1)
     return re.sub(r"(?m)^    stats socket \S+", f"    stats socket {socket}", text, count=1)
 
@@ -43,10 +49,16 @@ def main() -> None:
     )
     parser.add_argument("--socket", default="/run/haproxy-rwkv.sock", help="by which servers are changed")
     parser.add_argument("--slots", type=int, default=0, help="servers that there may be (those given)")
+    parser.add_argument(
+        "--user",
+        default="haproxy",
+        metavar="NAME",
+        help='whose rights it has once it listens (haproxy); "": those of who starts it, who is not root',
+    )
     given = parser.parse_args()
     if not given.servers and not given.slots:
         parser.error("name the servers, or say with --slots how many there may be")
-    print(configuration(given.servers, given.listen, given.socket, given.slots), end="")
+    print(configuration(given.servers, given.listen, given.socket, given.slots, given.user), end="")
 
 
 if __name__ == "__main__":

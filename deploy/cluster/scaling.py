@@ -18,10 +18,14 @@ def busy(stats: dict[str, Any]) -> float:
 
 
 def by_rows(context: Any) -> tuple[int, dict[str, Any]]:
-    """As many as make TARGET of their slots busy. context: Serve's AutoscalingContext."""
+    """As many as make TARGET of their slots busy. context: Serve's AutoscalingContext.
+
+    A server that says nothing counts as one that is needed, and no others with it.
+    """
     shares = (context.aggregated_metrics or {}).get("busy", {})
     if not shares:
         return context.target_num_replicas, {}
-    wanted = math.ceil(sum(shares.values()) / TARGET - 1e-9)
+    silent = max(0, context.current_num_replicas - len(shares))
+    wanted = math.ceil(sum(shares.values()) / TARGET - 1e-9) + silent
     low, high = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
     return max(low, min(high, wanted)), {}

@@ -91,17 +91,18 @@ class Server:
         """Raises RuntimeError when Serve should replace this replica."""
         if self._child.poll() is not None:
             raise RuntimeError(f"the server ended with the exit code {self._child.returncode}")
-        ready = await asyncio.to_thread(self._get, "/health/ready")
-        if not ready:
-            raise RuntimeError("the server does not answer, drains, or makes no step")
+        if not await asyncio.to_thread(self._get, "/health/live"):
+            raise RuntimeError("the server does not answer")
+        if not await asyncio.to_thread(self._get, "/health/ready"):
+            return  # it drains, or starts its engine again, and takes nothing before it says where it is
         with contextlib.suppress(Exception):  # the directory is started again elsewhere; the server is well
             said = self._directory.announce.remote(self._id, self._address, self._slot)
             self._slot = await asyncio.wait_for(said, KNOWN_AFTER)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The rows that wait or run, as a share of those that may run at once."""
+        """The rows that wait or run, as a share of those that may run at once; nothing where it is silent."""
         stats = await asyncio.to_thread(self._get, "/stats")
-        return {"busy": busy(json.loads(stats)) if stats else 0.0}
+        return {"busy": busy(json.loads(stats))} if stats else {}
 
     async def __del__(self) -> None:
         """No new requests come, then the server drains."""

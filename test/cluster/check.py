@@ -326,7 +326,9 @@ def running(server_python: str, folder: Path) -> Iterator[tuple[str, Place]]:
         database = postgres_server.PostgresServer(programs)
         stack.callback(database.close)
         port, control = free_port(), folder / "haproxy.sock"
-        (folder / "haproxy.cfg").write_text(configuration([], f"127.0.0.1:{port}", str(control), SLOTS))
+        user = "haproxy" if os.geteuid() == 0 else ""
+        text = configuration([], f"127.0.0.1:{port}", str(control), SLOTS, user)
+        (folder / "haproxy.cfg").write_text(text)
         stack.enter_context(
             process(tools.tool("haproxy"), "-f", folder / "haproxy.cfg", log=folder / "haproxy.log")
         )

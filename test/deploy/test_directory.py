@@ -66,9 +66,10 @@ def test_servers_are_wanted_by_the_rows_that_wait_or_run():
     models = [{"rows": 10, "running": 10, "waiting": 4}, {"rows": 10, "running": 2, "waiting": 0}]
     assert busy({"models": models}) == 1.4 and busy({"models": []}) == 0.0
 
-    def wanted(*shares: float) -> int:
+    def wanted(*shares: float, silent: int = 0) -> int:
         context = SimpleNamespace(
             aggregated_metrics={"busy": dict(enumerate(shares))} if shares else {},
+            current_num_replicas=len(shares) + silent,
             target_num_replicas=4,
             capacity_adjusted_min_replicas=2,
             capacity_adjusted_max_replicas=8,
@@ -82,3 +83,4 @@ def test_servers_are_wanted_by_the_rows_that_wait_or_run():
         8,
     ]
     assert wanted() == 4, "nothing is known"
+    assert [wanted(0.0, silent=3), wanted(0.7, 0.7, silent=2), wanted(1.4, silent=1)] == [3, 4, 3]

@@ -1,6 +1,7 @@
 """deploy/cluster/haproxy.cfg in front of three servers that say who they are: which one gets a request."""
 
 import json
+import os
 import subprocess
 import threading
 from collections import Counter
@@ -18,6 +19,7 @@ from deploy.cluster.haproxy import TEMPLATE, configuration
 from deploy.cluster.sync_haproxy import Haproxy
 
 KEY = {"Idempotency-Key": "k"}
+USER = "haproxy" if os.geteuid() == 0 else ""  # nobody else may have its rights
 NAMES = [f"user {number}" for number in range(24)]
 
 
@@ -76,7 +78,7 @@ def proxy(stubs: list[Stub], folder: Path) -> Iterator[httpx.Client]:
     port = free_port()
     servers = [f"127.0.0.1:{stub.server_port}" for stub in stubs]
     file = folder / "haproxy.cfg"
-    file.write_text(configuration(servers, f"127.0.0.1:{port}", f"{folder}/socket"))
+    file.write_text(configuration(servers, f"127.0.0.1:{port}", f"{folder}/socket", user=USER))
     try:
         program = check.tool("haproxy")
     except check.MissingTool as missing:
@@ -222,8 +224,8 @@ def test_what_changes_something_without_a_session_is_sent_again_if_its_key_says_
 
 def test_metrics_are_not_for_outside(proxy: httpx.Client):
     url = str(proxy.base_url).rstrip("/")
-    paths = ("/metrics", "/stats?password=W", "//metrics/", "/stats//")
-    assert [proxy.get(url + path).status_code for path in paths] == [404] * 4
+    paths = ("/metrics", "/stats?password=W", "//metrics/", "/stats//", "/cluster/state?turn=1")
+    assert [proxy.get(url + path).status_code for path in paths] == [404] * 5
     for target in (f"{url}/metrics", f"{url}/stats?a=b", "/%6Detrics", "/stats%2F"):
         reply = proxy.send(proxy.build_request("GET", "/", extensions={"target": target.encode()}))
         assert reply.status_code == 404, target
@@ -251,5 +253,6 @@ def test_servers_are_changed_while_it_runs(stubs: list[Stub], proxy: httpx.Clien
 
 
 def test_slots_without_a_server_are_not_used(tmp_path: Path):
+    assert "    user " not in configuration(["127.0.0.1:8001"], ":1", "/s", user="")
     text = configuration(["127.0.0.1:8001"], ":1", "/s", slots=3)
     assert text.count(" disabled\n") == 4 and text.count("127.0.0.1:8001") == 2

@@ -23,6 +23,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $file := .Files.Get "haproxy.cfg" -}}
 {{- $file = regexReplaceAll "(?m)(?:^    server s\\d+ .* track .*\\n)+" $file $sessions -}}
 {{- $file = regexReplaceAll "(?m)(?:^    server s\\d+ \\S+ id \\d+\\n)+" $file $anywhere -}}
+{{- $file = regexReplaceAll "(?m)^    (?:user|group) .*\\n" $file "" -}}
 {{- $file = regexReplaceAll "(?m)^    bind .*$" $file "    bind :8000" -}}
 {{- $file = regexReplaceAll "(?m)^    stats socket \\S+" $file "    stats socket /tmp/haproxy.sock" -}}
 {{- $file = regexReplaceAll "(?m)^defaults$" $file "resolvers cluster\n    parse-resolv-conf\n    hold valid 1s\n    hold nx 1s\n    hold refused 1s\n\ndefaults" -}}

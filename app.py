@@ -7,6 +7,7 @@ import socket
 import sys
 from dataclasses import fields
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_args
 
@@ -104,6 +105,8 @@ def parse(argv: list[str]) -> ServerConfig:
     _check_password(
         parser, "--admin-password", options.admin_password, "and its routes answer to this machine only"
     )
+    _check_password(parser, "--cluster-secret-file", options.cluster_secret, "and servers read tokens")
+    _choose_cluster(parser, options)
     return ServerConfig(
         engines=_engines(parser, options),
         frontend=FrontendConfig(**_fields(FrontendConfig, options)),
@@ -124,6 +127,30 @@ def _choose_defaults(options: argparse.Namespace) -> None:
     if options.max_adapters is None:
         wanted = bundled and not options.batch_invariant
         options.max_adapters = DEMO_ADAPTERS if wanted else EngineConfig.max_adapters
+
+
+def _choose_cluster(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """What servers that share a database have to know of each other."""
+    store = options.image_store or ""
+    if "://" in store and not is_url(options.state_db):
+        parser.error(f"--image-store {store} is for servers that share a database; name one with --state-db")
+    if options.cluster_secret is None:
+        if options.cluster_address is not None:
+            parser.error("--cluster-address is for servers with a secret; give --cluster-secret-file as well")
+        return
+    if not is_url(options.state_db):
+        parser.error("--cluster-secret-file is for servers that share a database; name one with --state-db")
+    if options.cluster_address is None:
+        if ip_address(options.host).is_unspecified:
+            parser.error(
+                f"--host {options.host} is no address at which other servers reach this one; name that with "
+                "--cluster-address"
+            )
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        options.cluster_address = f"{host}:{options.port}"
+    name, _, number = options.cluster_address.rpartition(":")
+    if not name or not (number.isascii() and number.isdecimal() and 0 < int(number) < 65536):
+        parser.error(f"--cluster-address {options.cluster_address} is not HOST:PORT, such as 10.0.0.1:8000")
 
 
 def _check_password(parser: argparse.ArgumentParser, flag: str, password: str | None, without: str) -> None:
@@ -315,9 +342,22 @@ def command_line() -> argparse.ArgumentParser:
     )
     flag(
         "--image-store",
-        metavar="DIR",
-        help="with a database at a URL: the folder on this server's disk for states (default: where it is "
-        "started)",
+        metavar="DIR|URL",
+        help="with a database at a URL: the folder on this server's disk for states, or a store in which "
+        "servers share them, such as s3://bucket/prefix (default: where it is started)",
+    )
+    flag(
+        "--cluster-secret-file",
+        type=secret,
+        dest="cluster_secret",
+        metavar="FILE",
+        help="a file whose one line is what servers that share a database give states to each other for "
+        "(default: none, and they read tokens)",
+    )
+    flag(
+        "--cluster-address",
+        metavar="HOST:PORT",
+        help="where the other servers reach this one (default: --host and --port)",
     )
     flag(
         "--db-patience",

@@ -127,7 +127,7 @@ class StatePool:
             log=self._log,
             images=ImageCache(store, transfer.layout, options.replay_rate, self._log, threads.copier),
             tiers=self._tiers,
-            resumer=Resumer(store, transfer, adapted, self._held),
+            resumer=Resumer(store, transfer, adapted, self._held, options.replay_rate),
             refresher=Refresher(store, threads.finder) if threads.finder else None,
             documents=Documents(store, threads.reader, writer, texts=options.token_log or not store.path),
         )
@@ -377,14 +377,16 @@ class StatePool:
             self._log.commit([DropImages(start.unusable)])
         replay, known = start.tokens, self._tiers.head(start.turn)
         position = session.head.tokens - len(replay)
-        imaged = position if start.image is not None else known.imaged if known else 0
+        stored = start.image is not None and not start.fetched
+        imaged = position if stored else known.imaged if known else 0
         loaded = Loaded(replace(session.head, imaged=imaged), replay)
 
         def restored(error: Exception | None) -> None:
             done(None if error else loaded, message(error))
 
         if start.image is not None:
-            self.images.note_read(len(start.image), start.read_seconds)
+            if stored:
+                self.images.note_read(len(start.image), start.read_seconds)
             if not replay:
                 self._tiers.hold(session.key, loaded.head, start.image)
             self._copy_in(start.image, slot, restored)

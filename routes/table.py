@@ -44,6 +44,7 @@ from routes.llama_cpp import infill
 from routes.native import (
     adapters,
     batch,
+    cluster,
     health,
     index,
     metrics,
@@ -194,6 +195,7 @@ ROUTES = (
     Route("GET",        "/health",                              native_shape, models.health),
     Route("GET",        "/health/live",                         native_shape, health.live),
     Route("GET",        "/health/ready",                        native_shape, health.ready),
+    Route("GET",        "/cluster/state",                       native_shape, cluster.state),
     Route("GET",        "/metrics",                             native_shape, metrics.metrics),
     Route("GET",        "/stats",                               native_shape, metrics.stats),
     Route("GET",        "/",                                    native_shape, root),

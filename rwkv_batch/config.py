@@ -1,7 +1,7 @@
 """The configuration of every process, where each default is written once. Imports nothing heavy."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
@@ -59,7 +59,11 @@ class EngineConfig(ProcessConfig):
     sampler: SamplerName = "own"  # what draws the rows of /v2 that have no seed
     state_db: str | None = None  # a file of sessions, or a URL; None or IN_MEMORY: they end with the engine
     state_model: str = ""  # in a database at a URL: the further model whose sessions these are
-    image_store: str | None = None  # where the folder for states is made if state_db is a URL; None: here
+    # If state_db is a URL: where the folder for states is made, or the URL of a store in which servers share
+    # them; None or a URL: the folder is made here
+    image_store: str | None = None
+    cluster_secret: str | None = field(default=None, repr=False)  # by which servers get states of each other
+    cluster_address: str | None = None  # "host:port" at which the others reach this one
     db_patience: int = 30  # seconds that a database at a URL may be away before what needs it fails
     l1: int | None = None  # states of sessions in slots of the device
     l2: int | None = None  # states of sessions in host memory, besides those in L1
@@ -153,6 +157,7 @@ class FrontendConfig(ProcessConfig):
     port: int = 8000
     password: str | None = None  # None: everything is open
     admin_password: str | None = None  # for routes that load files; None: these are open to this machine
+    cluster_secret: str | None = field(default=None, repr=False)  # for /cluster/state; None: it answers 404
     metrics_password: str | None = None  # for /metrics and /stats; None: they take `password`
     keys: str | None = None  # the file of keys, which are taken beside the password; None: there are none
     audit_log: str | None = None  # the file in which requests are noted, chained by hashes; None: in none

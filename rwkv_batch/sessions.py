@@ -13,7 +13,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,7 +40,9 @@ T = TypeVar("T")
 class FileContents:
     """A SQLite file, which no server uses."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, empty: bool) -> None:
+        if not empty:
+            _check_tables(path)
         self._store, self.left_out = Store(path), 0
         assert self._store.path
         self._path = self._store.path
@@ -111,6 +113,17 @@ class FileContents:
                 self.left_out += 1
 
 
+def _check_tables(path: str) -> None:
+    """Raises StoreError for a file in which a server would begin a database."""
+    found = True
+    with suppress(sqlite3.Error):  # which `Store` says in better words
+        url = f"{Path(path).absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(url, uri=True)) as database:
+            found = bool(database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+    if not found:
+        raise StoreError(f"There are no sessions in {path}; name the database that has them.")
+
+
 def _tensor(data: bytes) -> Any:
     import torch  # most databases have no such states
 
@@ -118,17 +131,17 @@ def _tensor(data: bytes) -> Any:
 
 
 @contextmanager
-def opened(name: str, model: str) -> Iterator[Contents]:
-    """The database of this path or URL. Raises StoreError."""
+def opened(name: str, model: str, *, empty: bool = False) -> Iterator[Contents]:
+    """The database of this path or URL. empty: it is to be filled. Raises StoreError."""
     if not is_url(name):
-        with closing(FileContents(name)) as file:
+        with closing(FileContents(name, empty=empty)) as file:
             yield file
         return
     try:
         from rwkv_batch.state.postgres.copying import PostgresContents
     except ModuleNotFoundError as error:
         raise StoreError(f"A URL needs {error.name}; pip install -r requirements-cluster.txt.") from None
-    with closing(PostgresContents(name, model)) as database:
+    with closing(PostgresContents(name, model, empty=empty)) as database:
         yield database
 
 
@@ -138,7 +151,7 @@ def copy(source: str, target: str, model: str) -> None:
         raise StoreError(f"There is no database {source}; name a file or a URL.")
     with ExitStack() as both:
         contents = both.enter_context(opened(source, model))
-        counted = both.enter_context(opened(target, model)).fill(contents)
+        counted = both.enter_context(opened(target, model, empty=True)).fill(contents)
         print(f"{counted.sessions} sessions of {counted.turns} turns, {counted.documents} documents", end="")
         print(f"; {contents.left_out} damaged rows are left out" if contents.left_out else "")
 

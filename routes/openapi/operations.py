@@ -23,6 +23,7 @@ from routes.native.adapters import (
     UnloadLoraFields,
 )
 from routes.native.batch import BatchFields, BigBatchFields, FimFields, V2Fields, V3Fields
+from routes.native.cluster import FetchFields
 from routes.native.metrics import MetricsQuery
 from routes.native.mixtures import LoadMixtureFields, WeightFields
 from routes.native.model_files import LoadModelFields, ModelFields
@@ -470,6 +471,9 @@ OPERATIONS = {
     "/detokenize": Operation("The text of token ids", DetokenizeBody, TokensText, chosen=Chosen),
     "/tokenizer_info": Operation("What tokenizes, and the chat template", reply=TokenizerInfo),
     "/v1/tokens/count": Operation("How many tokens texts have", TokenCountBody, TokenNumber, chosen=Chosen),
+    "/cluster/state": Operation(
+        "The state of a turn, for other servers of a cluster", query=(FetchFields, Chosen), gives=(BYTES,)
+    ),
     "/metrics": Operation("What is counted, for Prometheus", gives=(TEXT,), query=(MetricsQuery,)),
     "/stats": Operation("Some of it, for people", reply=ServerStats),
     "/": Operation(

@@ -66,7 +66,7 @@ TAGS = (
     Tag(
         "Server",
         "Its requests, figures and pages.",
-        ("/v1/server", "/health", "/metrics", "/stats", "/openapi.json", "/docs", "/page", "/"),
+        ("/v1/server", "/health", "/cluster", "/metrics", "/stats", "/openapi.json", "/docs", "/page", "/"),
     ),
 )
 

@@ -45,6 +45,11 @@ class Arrivals:
     def waiting(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def requests(self) -> list[GenerateRequest]:
+        """Of what waits, the requests that generate."""
+        return [arrival for arrival in self._waiting.values() if isinstance(arrival, GenerateRequest)]
+
     def put(self, key: RequestKey, arrival: Arrival) -> bool:
         """Look up what it needs; False if that is nothing, or takes no time."""
         if not self._pool.store.remote:

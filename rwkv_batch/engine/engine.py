@@ -43,7 +43,7 @@ from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.starts.prefix_cache import PrefixCache
 from rwkv_batch.text.tokenizer import Tokenizer, tokenizer_of
-from rwkv_batch.wire.commands import EngineCommand
+from rwkv_batch.wire.commands import EngineCommand, PauseRequest, StopRequest
 from rwkv_batch.wire.protocol import GenerateRequest, Progress, RequestKey, RowDelta
 from state_pool import StatePool
 
@@ -118,8 +118,9 @@ class Engine:
         self._loop = StepLoop(self.parts, turns, self.adapters, self.masks)
         self._generating = Lock()
         self.info = describe(loaded, scheduler, self.pool.options.replay_rate)
-        self.commands = Commands(self.parts, turns, self.adapters)
+        self.commands = Commands(self.parts, turns, self.adapters, self._unqueued)
         self._arrivals = Arrivals(self.parts.pool, self._arrived, self._end)
+        self._deferred: list[tuple[RequestKey, StopRequest | PauseRequest]] = []  # until there are rows
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -163,7 +164,8 @@ class Engine:
     def drained(self) -> bool:
         """Whether everything that was asked for has ended. Steps that nobody waits for may be in flight."""
         waits = self.scheduler.waiting or self.scheduler.running or self.scheduler.queues
-        return not (waits or self.grammars.waiting or self._arrivals.waiting or self.busy)
+        comes = self.grammars.waiting or self._arrivals.waiting or self._deferred
+        return not (waits or comes or self.busy)
 
     def add(self, key: RequestKey, request: GenerateRequest) -> None:
         """Queue a request. `step` returns its events, of which the first is Accepted or Rejected."""
@@ -188,14 +190,32 @@ class Engine:
 
     def command(self, key: RequestKey, command: EngineCommand) -> None:
         """Do something with stored states or with requests; `step` returns the answer, at once or later."""
-        if not self._arrivals.put(key, command):
+        if isinstance(command, StopRequest | PauseRequest) and self._comes(command):
+            self._deferred.append((key, command))
+        elif not self._arrivals.put(key, command):
             self._arrived(key, command)
+
+    def _unqueued(self) -> list[GenerateRequest]:
+        """Requests that are looked up in the database, or whose grammars are compiled: they have no rows."""
+        return self._arrivals.requests + self.grammars.requests
+
+    def _comes(self, command: StopRequest | PauseRequest) -> bool:
+        return any(request.name == command.name for request in self._unqueued())
+
+    def _run_deferred(self) -> None:
+        """Stop and pause what has rows now, or has ended before."""
+        if not self._deferred:
+            return
+        deferred, self._deferred = self._deferred, []
+        for key, command in deferred:
+            self.command(key, command)
 
     def _arrived(self, key: RequestKey, arrival: Arrival) -> None:
         """What it needs is known."""
         if isinstance(arrival, GenerateRequest):
             if not self.grammars.put(key, arrival):
                 self._add_or_reject(key, arrival)
+            self._run_deferred()
             return
         try:
             self.commands.run(key, arrival)
@@ -207,18 +227,22 @@ class Engine:
         if isinstance(arrival, GenerateRequest):
             self.counts.requests["failed"] += 1
         self.parts.rows.emit(key, failure(arrival.id, error))
+        self._run_deferred()
 
     def cancel(self, key: RequestKey) -> None:
         """Drop a request's rows, waiting or running."""
         self._arrivals.drop(lambda waiting: waiting == key)
         self.grammars.drop(lambda waiting: waiting == key)
         self.parts.rows.drop(lambda row: row.key == key)
+        self._run_deferred()
 
     def cancel_frontend(self, frontend: bytes) -> None:
         """Drop everything a front end has asked for."""
         self._arrivals.drop(lambda waiting: waiting[0] == frontend)
         self.grammars.drop(lambda waiting: waiting[0] == frontend)
         self.parts.rows.drop(lambda row: row.key[0] == frontend)
+        self._deferred = [(key, command) for key, command in self._deferred if key[0] != frontend]
+        self._run_deferred()
 
     def step(self) -> Outbox:
         """Feed every running row and draw its next token, once. Returns the events for front ends.
@@ -236,6 +260,7 @@ class Engine:
         self.adapters.poll()
         for compiled in self.grammars.take():
             self._add_or_reject(compiled.key, compiled.request, compiled)
+        self._run_deferred()
         self._loop.launch()
         return self.parts.rows.take()
 

@@ -11,6 +11,8 @@ from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.ops import device as devices
 from rwkv_batch.runner.loading import LoadedModel
+from rwkv_batch.state.elsewhere.fetching import Sources
+from rwkv_batch.state.elsewhere.peers import Peers
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.host.store import HostStore
 from rwkv_batch.state.log.protocol import SessionStore
@@ -56,12 +58,17 @@ def _open_url(config: EngineConfig, limit: int | None) -> SessionStore:
             f"--state-db with a URL needs {error.name}; pip install -r requirements-cluster.txt."
         ) from None
     assert config.state_db
+    shares = config.image_store is not None and "://" in config.image_store
+    peers = None
+    if config.cluster_secret and config.cluster_address:
+        peers = Peers(config.cluster_address, config.cluster_secret, config.state_model)
     return PostgresStore(
         config.state_db,
-        Path(config.image_store or "."),
+        Path("." if shares else config.image_store or "."),
         limit=limit,
         name=schema_of(config.state_model),
         patience=config.db_patience,
+        sources=Sources(config.image_store if shares else None, peers),
     )
 
 

@@ -212,6 +212,7 @@ class Start:
     turn: int  # the turn before them; NONE: the beginning
     image: "Tensor | None" = None  # the state at the end of `turn`, unless an upper tier has it
     read_seconds: float = 0.0  # that reading the image took
+    fetched: bool = False  # whether the image is another server's: none is stored here
     unusable: list[int] = field(default_factory=list)  # turns whose images are damaged or missing
 
     @property

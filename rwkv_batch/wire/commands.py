@@ -61,6 +61,12 @@ class ExportSession(KeyedCommand, frozen=True, omit_defaults=True, tag="export_s
     what: ExportParts = "both"
 
 
+class FetchState(ModelMessage, frozen=True, tag="fetch_state"):
+    """Replied to with the state at the end of that turn, for another server; with none if it is not here."""
+
+    turn: int
+
+
 class ImportSession(KeyedCommand, frozen=True, tag="import_session"):
     """Store an exported file as the session `key`, in place of any older one."""
 
@@ -227,6 +233,7 @@ SessionCommand = (
     | SessionHistory
     | RewindSession
     | ExportSession
+    | FetchState
     | ImportSession
     | PutDocument
     | GetDocument

@@ -12,9 +12,27 @@ from engine_driver import PROMPTS, Driver
 from postgres_proxy import PostgresProxy
 from postgres_server import PostgresServer
 
+from rwkv_batch.state.entries import Done
 from rwkv_batch.state.postgres.store import PostgresStore
-from rwkv_batch.wire.commands import DeleteSession, ExportSession, ForkSession, ImportSession, SessionHistory
-from rwkv_batch.wire.protocol import Accepted, Event, Progress, Rejected, SessionTurn
+from rwkv_batch.wire.commands import (
+    DeleteSession,
+    ExportSession,
+    ForkSession,
+    ImportSession,
+    ListRequests,
+    PauseRequest,
+    SessionHistory,
+    StopRequest,
+)
+from rwkv_batch.wire.protocol import (
+    Accepted,
+    CommandReply,
+    Event,
+    Progress,
+    Rejected,
+    RequestInfo,
+    SessionTurn,
+)
 
 AWAY = "The database of sessions cannot be reached"
 
@@ -195,6 +213,50 @@ def test_a_request_that_is_cancelled_while_the_database_is_away_is_not_run(clust
     cluster.proxy.come_back()
     assert driver.say(PROMPTS[0], "b")[1] == 6
     assert name not in driver.events
+
+
+@pytest.fixture
+def looked_up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[Done], str]:
+    """A server with a turn that waits for what the database says, and what ends this wait."""
+    driver, held = cluster.start(), list[Done]()
+    monkeypatch.setattr(driver.engine.pool, "refresh", lambda wanted, done: held.append(done))
+    return driver, held, driver.add(PROMPTS[0], "a", name="waits")
+
+
+def test_what_is_looked_up_is_a_request_of_the_server(looked_up: tuple[Driver, list[Done], str]) -> None:
+    driver, _, _ = looked_up
+    assert driver.ask(ListRequests("list")).requests == [RequestInfo("waits", 1, 0, 6)]
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"), [(StopRequest("it", "waits"), "stop"), (PauseRequest("it", "waits"), "paused")]
+)
+def test_what_is_looked_up_is_stopped_and_paused(
+    looked_up: tuple[Driver, list[Done], str], command: StopRequest | PauseRequest, reason: str
+) -> None:
+    driver, held, name = looked_up
+    driver.engine.command((b"test", "it"), command)
+    assert len(held) == 1 and not driver.engine.drained
+    held.pop()(None)
+    (reply,) = driver.until("it", (CommandReply,))
+    assert isinstance(reply, CommandReply) and [info.name for info in reply.requests] == ["waits"]
+    *_, last = driver.until(name, (Progress,))
+    assert isinstance(last, Progress) and [row.finish_reason for row in last.rows] == [reason]
+    assert driver.text(name) == ""
+
+
+def test_a_stop_of_what_is_cancelled_or_fails_meanwhile_finds_nothing(
+    looked_up: tuple[Driver, list[Done], str],
+) -> None:
+    driver, held, name = looked_up
+    driver.engine.command((b"test", "it"), StopRequest("it", "waits"))
+    driver.engine.cancel((b"test", name))
+    assert driver.until("it", (CommandReply,)) == [CommandReply("it")]
+    driver.add(PROMPTS[0], "b", name="fails")
+    driver.engine.command((b"test", "other"), StopRequest("other", "fails"))
+    held.pop()("It cannot be read.")
+    assert driver.until("other", (CommandReply,)) == [CommandReply("other")]
+    assert driver.engine.drained
 
 
 def test_the_database_may_be_started_again(

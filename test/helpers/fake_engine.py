@@ -30,6 +30,7 @@ from rwkv_batch.wire.commands import (
     DescribeStartState,
     Detokenize,
     ExportSession,
+    FetchState,
     ForkSession,
     GetDocument,
     GetMetrics,
@@ -87,6 +88,7 @@ INFO = EngineInfo(
     checkpoint="fake-rwkv",
 )
 FILE = b"\xffSTATE "  # what an exported state begins with; no text in UTF-8
+HELD_TURN = 7  # whose state other servers get
 UPDATED = 1769479200.5
 
 
@@ -247,6 +249,8 @@ class FakeEngine:
             case ExportSession(what=what):
                 kind = b"" if what == "both" else what.encode() + b" "
                 return CommandReply(id, data=FILE + kind + self.sessions[key].encode())
+            case FetchState(turn=turn):
+                return CommandReply(id, data=FILE if turn == HELD_TURN else b"")
             case ImportSession(data=data):
                 if not data.startswith(FILE):
                     return Rejected(id, "invalid", "The file holds no state.")

@@ -5,7 +5,7 @@ import time
 from urllib.parse import quote
 
 import pytest
-from fake_engine import FILE, UPDATED
+from fake_engine import FILE, HELD_TURN, UPDATED
 from frontend_process import PASSWORD, FrontendProcess
 from native_calls import V1
 from session_calls import STATE, STRANGE, TREE, content, say
@@ -14,12 +14,13 @@ STATUS, DELETE = "/state/status", "/state/delete"
 EXPORT, IMPORT, FORK = "/v1/state/export", "/v1/state/import", "/v1/state/fork"
 HISTORY, REWIND = "/v1/state/history", "/v1/state/rewind"
 PATHS = [STATE, TREE, STATUS, DELETE, EXPORT, IMPORT, FORK, REWIND]
+PEERS, SECRET = "/cluster/state", "s" * 32
 MAX_BODY, MAX_STATE = 1 << 16, 1 << 18
 
 
 @pytest.fixture(scope="module")
 def server():
-    with FrontendProcess(max_body=MAX_BODY, max_state=MAX_STATE) as process:
+    with FrontendProcess(max_body=MAX_BODY, max_state=MAX_STATE, cluster_secret=SECRET) as process:
         yield process
 
 
@@ -363,3 +364,29 @@ def test_commands_wait_for_the_model():
         for path in (STATUS, STATE):
             answer = process.http.post(path, json=ONE)
             assert answer.status_code == 503 and "loading" in answer.json()["error"]
+
+
+def test_other_servers_get_the_state_of_a_turn_for_the_secret_of_the_cluster(server):
+    known = {"Authorization": f"Bearer {SECRET}"}
+    for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": f"Bearer {PASSWORD}"}):
+        assert server.http.get(PEERS, params={"turn": HELD_TURN}, headers=headers).status_code == 401
+    reply = server.http.get(PEERS, params={"turn": HELD_TURN}, headers=known)
+    assert (reply.status_code, reply.content) == (200, FILE)
+    assert server.http.get(PEERS, params={"turn": HELD_TURN + 1}, headers=known).status_code == 404
+    for turn in ("", "x", "0", "-1", str(1 << 63)):
+        reply = server.http.get(PEERS, params={"turn": turn}, headers=known)
+        assert reply.status_code == 400 and "turn" in reply.text
+    assert server.http.get(PEERS, headers=known).status_code == 400
+
+
+def test_the_secret_of_the_cluster_opens_nothing_else():
+    with FrontendProcess(password=PASSWORD, cluster_secret=SECRET) as process:
+        assert process.http.get(HISTORY, headers={"Authorization": f"Bearer {SECRET}"}).status_code == 401
+        known = {"Authorization": f"Bearer {PASSWORD}"}
+        assert process.http.get(PEERS, params={"turn": HELD_TURN}, headers=known).status_code == 401
+
+
+def test_a_server_without_a_secret_gives_no_states():
+    with FrontendProcess() as process:
+        reply = process.http.get(PEERS, params={"turn": HELD_TURN})
+        assert reply.status_code == 404 and "--cluster-secret-file" in reply.json()["error"]

@@ -97,12 +97,28 @@ def test_a_copy_that_fails_leaves_nothing(
     path: Path, tmp_path: Path, postgres: PostgresServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = new_name()
-    contents(postgres.url, model)  # makes the tables
+    with sessions.opened(postgres.url, model, empty=True):
+        pass  # which makes the tables
     with psycopg.connect(postgres.url, autocommit=True) as database:
         database.execute(f"ALTER TABLE {schema_of(model)}.documents ADD CHECK (data <> '')")
     assert copy(path, postgres.url, "--model", model) == 1
     assert "error: The database takes no such values" in capsys.readouterr().err
     assert not any(contents(postgres.url, model).values())
+
+
+def test_a_source_without_sessions_is_refused_and_stays_as_it_is(
+    tmp_path: Path, postgres: PostgresServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, file, target = new_name(), tmp_path / "empty.db", tmp_path / "target.db"
+    file.touch()
+    assert copy(postgres.url, target, "--model", model) == 1
+    assert "There is no schema" in capsys.readouterr().err
+    with psycopg.connect(postgres.url) as database:
+        found = database.execute("SELECT to_regnamespace(%s)", (schema_of(model),)).fetchone()
+    assert found == (None,)
+    assert copy(file, target) == 1
+    assert "There are no sessions in" in capsys.readouterr().err
+    assert file.read_bytes() == b""
 
 
 def test_damaged_rows_are_left_out_and_counted(

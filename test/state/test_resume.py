@@ -75,7 +75,7 @@ class Served:
 
     def resumer(self, foreign: bool = False) -> Resumer:
         models = AdaptedModels(self.store, MODEL, VOCABULARY, foreign)
-        return Resumer(self.store, self.transfer, models, self.held.__contains__)
+        return Resumer(self.store, self.transfer, models, self.held.__contains__, 1.0)
 
     def find(self, head: Head, foreign: bool = False) -> Start:
         return self.resumer(foreign).find(Start([], head.turn), head)

@@ -193,3 +193,45 @@ def test_a_format_that_is_not_there_is_refused(capsys):
 def test_blank_lines_of_chats_are_kept_if_the_operator_says_so():
     assert parse(["--keep-blank-lines"]).frontend.keep_blank_lines
     assert not parse([]).frontend.keep_blank_lines
+
+
+SHARED = "--state-db", "postgresql://u@h/d"
+
+
+@pytest.fixture
+def secret(tmp_path):
+    file = tmp_path / "secret"
+    file.write_text("s" * 32 + "\n")
+    return "--cluster-secret-file", str(file)
+
+
+@pytest.mark.parametrize(
+    ("flags", "address"),
+    [
+        (("--host", "127.0.0.1", "--port", "8001"), "127.0.0.1:8001"),
+        (("--host", "::1", "--port", "8001"), "[::1]:8001"),
+        (("--host", "0.0.0.0", "--cluster-address", "server-1:80"), "server-1:80"),
+    ],
+)
+def test_other_servers_reach_this_one_where_it_listens(secret, flags, address):
+    config = parse([*SHARED, *secret, *flags])
+    assert config.engines[0].cluster_address == address
+    assert config.engines[0].cluster_secret == config.frontend.cluster_secret == "s" * 32
+    assert "sss" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ((*SHARED, "SECRET", "--host", "0.0.0.0"), "name that with --cluster-address"),
+        ((*SHARED, "SECRET", "--cluster-address", "server-1"), "is not HOST:PORT"),
+        (("SECRET",), "name one with --state-db"),
+        ((*SHARED, "--cluster-address", "a:1"), "give --cluster-secret-file"),
+        (("--image-store", "s3://bucket"), "name one with --state-db"),
+    ],
+)
+def test_what_servers_cannot_share_is_refused(secret, flags, sentence, capsys):
+    words = [word for flag in flags for word in (secret if flag == "SECRET" else (flag,))]
+    with pytest.raises(SystemExit):
+        parse(words)
+    assert sentence in capsys.readouterr().err

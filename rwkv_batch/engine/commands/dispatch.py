@@ -1,5 +1,7 @@
 """Which part of the engine carries a command out."""
 
+from collections.abc import Callable
+
 from rwkv_batch.engine.commands.adapters import AdapterCommands
 from rwkv_batch.engine.commands.requests import RequestCommands
 from rwkv_batch.engine.commands.sessions import SessionCommands
@@ -15,14 +17,20 @@ from rwkv_batch.wire.commands import (
     StartStateCommand,
     TextCommand,
 )
-from rwkv_batch.wire.protocol import RequestKey
+from rwkv_batch.wire.protocol import GenerateRequest, RequestKey
 
 
 class Commands:
     """All of these parts."""
 
-    def __init__(self, parts: EngineParts, turns: Turns, adapters: Adapters) -> None:
-        self.requests = RequestCommands(parts)
+    def __init__(
+        self,
+        parts: EngineParts,
+        turns: Turns,
+        adapters: Adapters,
+        unqueued: Callable[[], list[GenerateRequest]],
+    ) -> None:
+        self.requests = RequestCommands(parts, unqueued)
         self.sessions = SessionCommands(parts, turns)
         self.start_states = StartStateCommands(parts, adapters)
         self.adapters = AdapterCommands(parts.rows, adapters)

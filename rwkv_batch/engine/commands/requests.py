@@ -6,6 +6,7 @@ those before it, what comes then is what would have come, up to near-ties of log
 another order. (FlashInfer's draws are its own: rows that it drew go on with other random numbers.)
 """
 
+from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from operator import attrgetter, is_
@@ -32,9 +33,10 @@ GOES_ON = "The request is not paused and goes on."
 
 
 class RequestCommands:
-    """Carries commands out; their replies are events."""
+    """Carries commands out; their replies are events. `unqueued`: requests that have no rows yet."""
 
-    def __init__(self, parts: EngineParts) -> None:
+    def __init__(self, parts: EngineParts, unqueued: Callable[[], list[GenerateRequest]]) -> None:
+        self._unqueued = unqueued
         self._pool, self._scheduler, self._rows = parts.pool, parts.scheduler, parts.rows
         self._model = parts.weights.fingerprint
         # Commands, with the rows that lead, and the keys of the documents.
@@ -69,7 +71,8 @@ class RequestCommands:
     def _list(self, command_key: RequestKey) -> None:
         def listed(keys: list[str], error: str | None) -> None:
             paused = [key.removeprefix(PAUSED) for key in keys]
-            self._rows.reply(command_key, error, requests=_infos(self._generating()), paused=paused)
+            found = _infos(self._generating()) + [_info(request) for request in self._unqueued()]
+            self._rows.reply(command_key, error, requests=found, paused=paused)
 
         self._pool.documents.keys(PAUSED, listed)
 
@@ -185,6 +188,12 @@ def _hold(rows: list[Row], held: bool) -> None:
     for row in rows:
         for member in row.together:
             member.held = member.held | PAUSING if held else member.held & ~PAUSING
+
+
+def _info(request: GenerateRequest) -> RequestInfo:
+    """Of a request without rows."""
+    rows, drawn = len(request.prompts) * request.n, sum(len(row.drawn) for row in request.rows)
+    return RequestInfo(request.name, rows, drawn, request.max_tokens)
 
 
 def _infos(rows: list[Row]) -> list[RequestInfo]:

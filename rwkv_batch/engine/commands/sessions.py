@@ -21,6 +21,7 @@ from rwkv_batch.state.entries import (
 from rwkv_batch.wire.commands import (
     DeleteSession,
     ExportSession,
+    FetchState,
     ForkSession,
     GetDocument,
     ImportSession,
@@ -63,6 +64,8 @@ class SessionCommands:
                     self._rows.reply(request, error, found=found + begun)
 
                 self._pool.delete(key, prefix, deleted)
+            case FetchState(turn=turn):
+                self._pool.files.state(turn, partial(self._exported, request))
             case ListSessions(after=after, limit=limit):
                 self._pool.status(after, limit, partial(self._listed, request))
             case PutDocument(key=key, data=data):

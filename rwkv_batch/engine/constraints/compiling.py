@@ -46,6 +46,11 @@ class GrammarQueue:
         return len(self._waiting)
 
     @property
+    def requests(self) -> list[GenerateRequest]:
+        """Those that `take` has not returned."""
+        return [item.request for item in self._waiting]
+
+    @property
     def ready(self) -> bool:
         """Whether `take` has something."""
         while self._done and self._done[0] not in self._waiting:  # dropped while it was compiled

@@ -23,6 +23,7 @@ from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.wire.commands import (
     EngineCommand,
     ExportSession,
+    FetchState,
     GetDocument,
     GetMetrics,
     ListDocuments,
@@ -41,7 +42,9 @@ IDLE_SECONDS = 60.0  # without a step, after which the device is asked whether i
 STALLED_SECONDS = 5.0  # or for which rows have waited without one
 
 Message = GenerateRequest | EngineCommand
-READS = ListSessions | SessionHistory | ExportSession | GetDocument | ListDocuments | ListStartStates
+READS = (
+    ListSessions | SessionHistory | ExportSession | FetchState | GetDocument | ListDocuments | ListStartStates
+)
 
 
 class Member:

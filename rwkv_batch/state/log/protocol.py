@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from rwkv_batch.state.elsewhere.fetching import Elsewhere
 from rwkv_batch.state.entries import Operation, Refused, Removed, Session, SessionEntry, Status, Turn
 from rwkv_batch.state.jobs import Report
 
@@ -77,6 +78,7 @@ class SessionStore(Protocol):
     path: Path | None
     shared: bool
     remote: bool
+    elsewhere: Elsewhere | None  # states that other servers have made
 
     @property
     def images_folder(self) -> Path | None:

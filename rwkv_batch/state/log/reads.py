@@ -8,6 +8,7 @@ from threading import RLock
 from typing import TypeVar
 
 from rwkv_batch.state import images
+from rwkv_batch.state.elsewhere.fetching import Elsewhere
 from rwkv_batch.state.entries import (
     RowDamaged,
     Session,
@@ -55,6 +56,7 @@ class StoreReads:
     """What a store answers by reading. See SessionStore."""
 
     remote = False
+    elsewhere: Elsewhere | None = None
 
     def __init__(
         self,

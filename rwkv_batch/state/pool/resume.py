@@ -4,10 +4,12 @@ import logging
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 from torch import Tensor
 
 from rwkv_batch.state import exported, images
+from rwkv_batch.state.elsewhere.fetching import Elsewhere
 from rwkv_batch.state.entries import (
     EMPTY_DIGEST,
     NONE,
@@ -24,7 +26,7 @@ from rwkv_batch.state.entries import (
 from rwkv_batch.state.exported import Imported, What
 from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.pool.adapted import AdaptedModels
-from rwkv_batch.state.snapshot import Transfer, seal
+from rwkv_batch.state.snapshot import Damaged, Transfer, seal, tensor_from_bytes
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +34,10 @@ _OTHER_PAST = "A part of the session is stored damaged: it is not what came befo
 
 
 class Resumer:
-    """Finds starts, on the reading thread. `held`: whether an upper tier has the state at a turn's end."""
+    """Finds starts, on the reading thread. `held`: whether an upper tier has the state at a turn's end.
+
+    `replay_rate`: tokens a second that the model is fed when a session is replayed.
+    """
 
     def __init__(
         self,
@@ -40,15 +45,43 @@ class Resumer:
         transfer: Transfer,
         served: AdaptedModels,
         held: Callable[[int], bool],
+        replay_rate: float,
     ) -> None:
         self._store, self._transfer, self._served, self.model = store, transfer, served, served.plain
-        self.held = held
+        self.held, self._replay_rate = held, replay_rate
 
     def find(self, start: Start, head: Head) -> Start:
         """Go back from a start to the nearest one with a state. `head`: where its turns end.
 
         Images that are damaged or missing are passed over with a warning. Raises StoreError, SnapshotError.
         """
+        found = self._find_here(start, head)
+        return (self._store.elsewhere and self._fetch(self._store.elsewhere, found)) or found
+
+    def _fetch(self, elsewhere: Elsewhere, start: Start) -> Start | None:
+        """A nearer start in a state of another server, if that is fetched sooner than the tokens are fed."""
+        savings, places, tokens = dict[int, float](), dict[int, int](), len(start.tokens)
+        for place, turn in enumerate(start.turns):  # the newest first
+            if self._served.serves(turn.model):
+                savings[turn.id], places[turn.id] = tokens / self._replay_rate, place
+            tokens -= len(turn.tokens)
+        for fetched in elsewhere.fetch(savings, self._transfer.layout.size):
+            turn = start.turns[places[fetched.turn]]
+            try:
+                header, image = self._transfer.fitted(tensor_from_bytes(fetched.data))
+                if header.digest != turn.digest:
+                    raise RowDamaged("The state is not that of these tokens.")
+            except (RowDamaged, SnapshotError) as error:
+                log.warning("A state from %s is passed over: %s", fetched.source, error)
+                if isinstance(error, RowDamaged | Damaged):  # otherwise it is only of another version
+                    fetched.refuse()
+                continue
+            turns = start.turns[: places[fetched.turn]]
+            return Start(turns, turn.id, image, unusable=start.unusable, fetched=True)
+        return None
+
+    def _find_here(self, start: Start, head: Head) -> Start:
+        """In memory or on this server's disk. See `find`."""
         unusable: Exception | None = None
         while start.turn != NONE and not self.held(start.turn):
             try:
@@ -154,6 +187,22 @@ class Resumer:
                 f"The state in which {session.key} begins is not at hand; export it with what=state."
             )
         return b""
+
+    def snapshot(self, turn: int, head: Head | None, image: Tensor | None, folder: Path | None) -> bytes:
+        """The state at the end of a turn with a digest of its tokens, empty if it cannot be had.
+
+        `image`: the state at `head`, from memory. Otherwise it is read from the folder of images.
+        """
+        if head is not None and image is not None:
+            copy = image.clone()  # another thread may be writing it
+            seal(copy, self._transfer.layout, head.tokens, time.time(), head.digest)
+            return copy.numpy().tobytes()
+        if folder is None:
+            return b""
+        try:
+            return images.read(folder, turn, pinned=False).numpy().tobytes()
+        except RowDamaged:
+            return b""
 
     def read_file(self, data: bytes, tokens: bool) -> Imported:
         """A session from a file. Raises SnapshotError."""

@@ -56,6 +56,19 @@ class SessionFiles:
         else:
             self._parts.threads.reader.put(partial(self._parts.resumer.find, start, session.head), found)
 
+    def state(self, turn: int, done: Callable[[bytes | None, Exception | None], None]) -> None:
+        """`done` gets the state at a turn's end as a snapshot, for another server; empty: it is not here."""
+        tiers, folder = self._parts.tiers, self._parts.store.images_folder
+
+        def write(head: Head | None, image: Tensor | None) -> None:
+            work = partial(self._parts.resumer.snapshot, turn, head, image, folder)
+            self._parts.threads.reader.put(work, done)
+
+        if (head := tiers.head(turn)) is not None:
+            tiers.image(turn, partial(write, head))
+        else:
+            write(None, None)
+
     def import_(self, key: str, data: bytes, *, tokens: bool, done: Done) -> None:
         """Store an exported file as the session `key`, unless it is damaged or of another model.
 

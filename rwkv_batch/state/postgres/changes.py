@@ -46,10 +46,11 @@ _PUT_SESSION = f"""
     turn = excluded.turn, number = excluded.number, tokens = excluded.tokens, digest = excluded.digest,
     model = excluded.model, updated = excluded.updated"""
 _PUT_TURN = (
-    f"INSERT INTO turns ({rows.TURN}) VALUES (%s, %s, %s, %s, %b, %b, %s, %s, %b, %b) ON CONFLICT DO NOTHING"
+    f"INSERT INTO turns ({rows.TURN}, writer) VALUES (%s, %s, %s, %s, %b, %b, %s, %s, %b, %b, %s) "
+    "ON CONFLICT DO NOTHING"
 )
 _PUT_MODEL = """
-    INSERT INTO models AS m VALUES (%s, %s, %s) ON CONFLICT (id) DO UPDATE
+    INSERT INTO models AS m (id, fingerprint, vocabulary) VALUES (%s, %s, %s) ON CONFLICT (id) DO UPDATE
     SET fingerprint = excluded.fingerprint, vocabulary = greatest(m.vocabulary, excluded.vocabulary)
     WHERE m.fingerprint <> excluded.fingerprint OR m.vocabulary < excluded.vocabulary"""
 # From a turn back as long as nothing else refers to the turns: `free` of the last one says whether that is.
@@ -70,6 +71,7 @@ class GroupChanges:
     """Of one group: what it has removed, and operations on images, which are no matter of the database."""
 
     image: Callable[[int], bytes | None]  # the image of a turn, from this server's disk
+    writer: int | None = None  # who has the states of its turns; None: nobody gets them from there
     removed: Removed = field(default_factory=Removed)
     images: list[PutImage | DropImages | Shrink] = field(default_factory=list)
 
@@ -107,6 +109,7 @@ def collect(db: Database, turn: int, pinned: frozenset[int], removed: Removed) -
             ids = [*found]
             db.execute("DELETE FROM turns WHERE id = ANY(%s)", (ids,))
             db.execute("DELETE FROM states WHERE turn = ANY(%s)", (ids,))
+            db.execute("UPDATE objects SET gone = true WHERE turn = ANY(%s)", (ids,))
             removed.turns += ids
             turn = found[ids[-1]]
         if turn in pinned and _is_unused(db, turn):
@@ -142,7 +145,7 @@ def _put_turn(operation: PutTurn, db: Database, changes: GroupChanges) -> None:
     turn = operation.turn
     if turn.parent != NONE and not _hold(db, turn.parent):
         raise Dangling("The turn that this one continues could not be stored.")
-    if db.execute(_PUT_TURN.encode(), rows.turn_columns(turn)).rowcount:
+    if db.execute(_PUT_TURN.encode(), (*rows.turn_columns(turn), changes.writer)).rowcount:
         return
     found = db.execute("SELECT digest FROM turns WHERE id = %s", (turn.id,)).fetchone()
     if found and bytes(found[0]) == turn.digest:
@@ -204,7 +207,7 @@ def _put_image(operation: PutImage, db: Database, changes: GroupChanges) -> None
         if (data := changes.image(operation.turn)) is None:
             raise Refused("The session's state cannot be read again from this server's disk; send it again.")
         db.execute(
-            "INSERT INTO states VALUES (%s, %s, %b) ON CONFLICT (turn) DO UPDATE "
+            "INSERT INTO states (turn, model, data) VALUES (%s, %s, %b) ON CONFLICT (turn) DO UPDATE "
             "SET model = excluded.model, data = excluded.data",
             (operation.turn, operation.model, data),
         )

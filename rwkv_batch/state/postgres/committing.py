@@ -8,6 +8,7 @@ writer: the next connection looks there, and waits for the end of the one before
 """
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -32,13 +33,14 @@ from rwkv_batch.state.postgres.changes import GroupChanges, apply, conflict, loc
 from rwkv_batch.state.postgres.connection import Database, PostgresConnection, Renew
 from rwkv_batch.state.sql.tables import encoded
 
+HELD = "Another server holds what is to be changed; try again later."
 ATTEMPTS = 10  # of a transaction that others have kept from being carried out
 
 _MARK = """
-    INSERT INTO writers VALUES (%s, %s, now()) ON CONFLICT (id) DO UPDATE
+    INSERT INTO writers (id, last, seen, address) VALUES (%s, %s, now(), %s) ON CONFLICT (id) DO UPDATE
     SET last = excluded.last, seen = excluded.seen"""
 _LAST = """
-    INSERT INTO writers AS w VALUES (%s, 0, now()) ON CONFLICT (id) DO UPDATE
+    INSERT INTO writers AS w (id, last, seen) VALUES (%s, 0, now()) ON CONFLICT (id) DO UPDATE
     SET last = w.last RETURNING last"""
 # A server that is stopped between two messages of a pipeline is not idle in its transaction for PostgreSQL,
 # whose own limit does not end it then.
@@ -56,7 +58,9 @@ def _unnested(types: Sequence[str]) -> str:
     return ", ".join(f"{'%b' if name == 'bytea' else '%s'}::{name}[]" for name in types)
 
 
-_PUT_TURNS = f"INSERT INTO turns ({rows.TURN}) SELECT * FROM unnest({_unnested(_TURN_TYPES)})"
+_PUT_TURNS = f"""
+    INSERT INTO turns ({rows.TURN}, writer)
+    SELECT n.*, %s::bigint FROM unnest({_unnested(_TURN_TYPES)}) AS n"""
 _BEGIN_SESSIONS = f"INSERT INTO sessions ({rows.SESSION}) SELECT * FROM unnest({_unnested(_SESSION_TYPES)})"
 _MOVE_SESSIONS = f"""
     UPDATE sessions AS s SET turn = n.turn, number = n.number, tokens = n.tokens, digest = n.digest,
@@ -69,11 +73,14 @@ class _NotSimple(Exception):
 
 
 class Transactions:
-    """For the thread that commits. `image`: see GroupChanges."""
+    """For the thread that commits. `image`: see GroupChanges. `address`: where others get states, or ""."""
 
-    def __init__(self, connection: PostgresConnection, image: Callable[[int], bytes | None]) -> None:
-        self._connection, self._image = connection, image
+    def __init__(
+        self, connection: PostgresConnection, image: Callable[[int], bytes | None], address: str = ""
+    ) -> None:
+        self._connection, self._image, self._address = connection, image, address
         self._id = secrets.randbits(62)
+        self._writer = self._id if address else None  # of turns
         self._number = 0
         self._one_by_one = False  # whether its groups are more than `_append` stores
         self._blocked = False  # whether another server holds what it needs, for longer than a commit takes
@@ -88,6 +95,7 @@ class Transactions:
         self._number += 1
         self._done = None
         self._one_by_one = False
+        deadline = time.monotonic() + self._connection.patience
 
         def transaction(db: Database) -> list[tuple[Outcome, GroupChanges]]:
             for attempt in range(ATTEMPTS):
@@ -101,8 +109,8 @@ class Transactions:
                     return self._carry_out(db, groups)
                 except errors.LockNotAvailable:
                     self._blocked = True
-                    if attempt == ATTEMPTS - 1:
-                        raise
+                    if attempt == ATTEMPTS - 1 or time.monotonic() >= deadline:
+                        raise StoreAway(HELD) from None
                 except (errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation):
                     if attempt == ATTEMPTS - 1:
                         raise
@@ -126,10 +134,10 @@ class Transactions:
         done: list[tuple[Outcome, GroupChanges]] = []
         try:
             db.execute("BEGIN")
-            db.execute(_MARK, (self._id, self._number))
+            db.execute(_MARK, (self._id, self._number, self._address or None))
             lock_sessions(db, groups)
             for operations in groups:
-                changes = GroupChanges(self._image)
+                changes = GroupChanges(self._image, self._writer)
                 done.append((_apply_apart(db, operations, changes), changes))
             self._done = done
             db.execute("COMMIT")
@@ -143,11 +151,13 @@ class Transactions:
     ) -> list[tuple[Outcome, GroupChanges]]:
         """Store turns that go on where their sessions end. Raises _NotSimple, Renew: then nothing is done."""
         turns, sessions = _simple(groups)
-        done: list[tuple[Outcome, GroupChanges]] = [(Removed(), GroupChanges(self._image)) for _ in groups]
+        done: list[tuple[Outcome, GroupChanges]] = [
+            (Removed(), GroupChanges(self._image, self._writer)) for _ in groups
+        ]
         try:
             with db.pipeline() as pipeline:
                 db.execute("BEGIN")
-                db.execute(_MARK, (self._id, self._number))
+                db.execute(_MARK, (self._id, self._number, self._address or None))
                 found = db.execute(_HEADS, ([encoded(put.session.key) for put in sessions],))
                 pipeline.sync()
                 heads = {bytes(key): int(turn) for key, turn in found.fetchall()}
@@ -159,7 +169,8 @@ class Transactions:
                         raise _NotSimple
                     heads[key] = put.session.head.turn
                 columns = [rows.turn_columns(put.turn) for put in turns]
-                db.execute(_PUT_TURNS.encode(), [[*values] for values in zip(*columns, strict=True)])
+                stored = [[*values] for values in zip(*columns, strict=True)]
+                db.execute(_PUT_TURNS.encode(), [self._writer, *stored])
                 newest = {encoded(put.session.key): rows.session_columns(put.session) for put in sessions}
                 for statement, moves in ((_MOVE_SESSIONS, True), (_BEGIN_SESSIONS, False)):
                     chosen = [values for key, values in newest.items() if (key in before) == moves]

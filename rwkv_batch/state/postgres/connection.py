@@ -108,6 +108,11 @@ class PostgresConnection:
         self._lock = RLock()
         self._closed = False
 
+    @property
+    def patience(self) -> float:
+        """Seconds that an outage may last before what waits for its end fails."""
+        return self._outage.patience
+
     def run(self, work: Callable[[Database], T], *, waits: bool = True) -> T:
         """The result of `work`, which is called again if the connection was lost. Raises StoreError.
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from rwkv_batch.state.entries import Session, StoreDocument, Turn
+from rwkv_batch.state.entries import Session, StoreDocument, StoreError, Turn
 from rwkv_batch.state.log.contents import Contents, Counted, Model, State, not_empty
 from rwkv_batch.state.postgres import rows, schema
 from rwkv_batch.state.postgres.changes import put_model
@@ -17,19 +17,25 @@ T = TypeVar("T")
 
 
 class PostgresContents:
-    """In one transaction, as it was at its beginning. Raises StoreError."""
+    """In one transaction, as it was at its beginning. Raises StoreError.
+
+    empty: it is to be filled, and gets its tables if need be. Otherwise nothing of it is changed.
+    """
 
     left_out = 0
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, *, empty: bool) -> None:
         name = schema.schema_of(model)
         try:
             self._database: Database = psycopg.connect(with_waits(url), autocommit=True)
             self._database.execute(schema.settings(name, 0).encode())
-            schema.migrate(self._database, name)
+            (schema.migrate if empty else schema.check)(self._database, name)
             self._database.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         except psycopg.Error as error:
             raise explained(error) from None
+        except StoreError:
+            self._database.close()
+            raise
 
     def close(self) -> None:
         """What is not committed is not in it."""

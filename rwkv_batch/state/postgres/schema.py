@@ -36,6 +36,16 @@ MIGRATIONS = (
         key bytea PRIMARY KEY, updated double precision NOT NULL, data bytea NOT NULL);
     CREATE TABLE writers (id bigint PRIMARY KEY, last bigint NOT NULL, seen timestamptz NOT NULL);
     """,
+    # `writer` made a turn, and may have its state; `address`: of its server. `objects`: states in a store
+    # that servers share. Servers of the version before go on with these tables.
+    """
+    ALTER TABLE turns ADD COLUMN writer bigint;
+    ALTER TABLE writers ADD COLUMN address text;
+    CREATE TABLE objects (
+        turn bigint PRIMARY KEY, place text NOT NULL, size bigint NOT NULL, stored boolean NOT NULL,
+        gone boolean NOT NULL, changed timestamptz NOT NULL);
+    CREATE INDEX objects_to_remove ON objects (place) WHERE gone OR NOT stored;
+    """,
 )
 
 
@@ -58,6 +68,28 @@ def settings(schema: str, stopped_ms: int) -> str:
     )
 
 
+def check(db: Database, schema: str) -> None:
+    """Raises StoreError if there are no tables, or those of a later version. Changes nothing."""
+    found = db.execute("SELECT to_regclass(%s)", (f'"{schema}".migrations',)).fetchone()
+    if found is None or found[0] is None:
+        raise StoreError(
+            f"There is no schema {schema} of this server in the database; name the one that has the sessions."
+        )
+    _version(db)
+
+
+def _version(db: Database) -> int:
+    """That of the tables. Raises StoreError if it is a later one."""
+    row = db.execute("SELECT coalesce(max(version), 0) FROM migrations").fetchone()
+    version = int(row[0]) if row else 0
+    if version > len(MIGRATIONS):
+        raise StoreError(
+            f"The database has version {version} of the tables, and this server uses {len(MIGRATIONS)}; "
+            "start a newer server."
+        )
+    return version
+
+
 def migrate(db: Database, schema: str) -> str:
     """Bring the tables to this version; the database's identity. Raises StoreError, psycopg.Error."""
     name = sql.Identifier(schema)
@@ -72,18 +104,12 @@ def migrate(db: Database, schema: str) -> str:
                     "CREATE TABLE {}.migrations (version int PRIMARY KEY, applied timestamptz NOT NULL)"
                 ).format(name)
             )
-        row = db.execute("SELECT coalesce(max(version), 0) FROM migrations").fetchone()
-        version = row[0] if row else 0
-        if version > len(MIGRATIONS):
-            raise StoreError(
-                f"The database has version {version} of the tables, and this server uses {len(MIGRATIONS)}; "
-                "start a newer server."
-            )
+        version = _version(db)
         for number, statements in enumerate(MIGRATIONS[version:], version + 1):
             db.execute(statements.encode())
-            db.execute("INSERT INTO migrations VALUES (%s, now())", (number,))
+            db.execute("INSERT INTO migrations (version, applied) VALUES (%s, now())", (number,))
         if not version:
-            db.execute("INSERT INTO about VALUES (%s)", (secrets.token_hex(8),))
+            db.execute("INSERT INTO about (identity) VALUES (%s)", (secrets.token_hex(8),))
         identity = db.execute("SELECT identity FROM about").fetchone()
         db.execute("DELETE FROM writers WHERE seen < now() - interval '30 days'")
     assert identity

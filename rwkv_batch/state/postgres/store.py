@@ -1,4 +1,4 @@
-"""The database of several servers: PostgreSQL. Images of states stay on each server's own disk.
+"""The database of several servers: PostgreSQL. Images of states are on each server's own disk.
 
 Every process that has a state pool opens it for itself, also where a host has several engines: what waits in
 one is committed together.
@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from rwkv_batch.state import images
+from rwkv_batch.state.elsewhere.fetching import NOWHERE, Elsewhere, Sources
+from rwkv_batch.state.elsewhere.image_index import ImageIndex
+from rwkv_batch.state.elsewhere.keeping import Keeper
+from rwkv_batch.state.elsewhere.objects import Objects
+from rwkv_batch.state.elsewhere.whereabouts import Whereabouts
 from rwkv_batch.state.entries import (
     HIDDEN,
     CommittedBefore,
@@ -44,9 +49,9 @@ from rwkv_batch.state.postgres.connection import (
     PostgresConnection,
     with_waits,
 )
-from rwkv_batch.state.postgres.image_index import ImageIndex
 from rwkv_batch.state.sql.tables import id_of_model
 
+SHARE_SECONDS = 5.0  # at the end, for images on their way to the store that servers share
 PATIENCE = 30.0  # seconds that an outage may last before what needs the database fails
 GONE = "What this goes on from has been changed meanwhile; send the request again."
 
@@ -59,7 +64,7 @@ class PostgresStore:
     """An open database; see SessionStore. Raises StoreError.
 
     `folder`: in which the folder of this server's states is made. `name`: of the schema. `limit`: bytes of
-    the states there. What PostgreSQL holds has no limit.
+    the states there. What PostgreSQL holds has no limit. `sources`: where states of other servers are.
     """
 
     path: Path | None = None
@@ -74,6 +79,7 @@ class PostgresStore:
         name: str = schema.DEFAULT,
         patience: float = PATIENCE,
         stopped_ms: int = STOPPED_MS,
+        sources: Sources = NOWHERE,
     ) -> None:
         self.limit = limit
         self._outage = outage = Outage(patience)
@@ -82,22 +88,33 @@ class PostgresStore:
         self._reader = PostgresConnection(url, begins, outage)
         self._refresher = PostgresConnection(url, begins, outage)
         self._finder = PostgresConnection(url, begins, outage)
+        self._sharing = PostgresConnection(url, begins, outage)
         self._recent = RecentReads()
         self._models: dict[int, tuple[str, int]] = {}
         self._past: dict[int, tuple[Turn, int | None]] = {}  # turns that were read together with a later one
         self._index: ImageIndex | None = None
+        self._keeper: Keeper | None = None
         try:
             identity = self._writer.run(partial(schema.migrate, schema=name))
+            shared = Objects(sources.objects, identity) if sources.objects else None
             self._index = ImageIndex(folder / f"rwkv_states-{identity}")
+            whereabouts = Whereabouts(partial(self._sharing.run, waits=False))
+            self.elsewhere: Elsewhere | None = Elsewhere(whereabouts, sources.peers, shared)
+            self._keeper = Keeper(whereabouts, self._index, shared)
         except BaseException:
             self.close()
             raise
-        self._transactions = Transactions(self._writer, self._image)
+        self._transactions = Transactions(self._writer, self._image, sources.address)
 
     @property
     def index(self) -> ImageIndex:
         assert self._index
         return self._index
+
+    @property
+    def keeper(self) -> Keeper:
+        assert self._keeper
+        return self._keeper
 
     @property
     def images_folder(self) -> Path:
@@ -238,7 +255,9 @@ class PostgresStore:
 
     def close(self) -> None:
         """End the use of the database; see SessionStore."""
-        for connection in (self._finder, self._refresher, self._reader, self._writer):
+        if self._keeper:
+            self._keeper.close(SHARE_SECONDS)
+        for connection in (self._sharing, self._finder, self._refresher, self._reader, self._writer):
             connection.close()
         if self._index:
             self._index.close()
@@ -259,10 +278,13 @@ class PostgresStore:
     def _change_images(self, removed: Removed, changes: GroupChanges) -> None:
         """Of a group that is committed."""
         removed.images += self.index.drop(removed.turns)
+        if removed.turns and self.keeper.shares:
+            self.keeper.sweep()
         for operation in changes.images:
             match operation:
                 case PutImage():
                     self.index.put(operation)
+                    self.keeper.share(operation)
                 case DropImages(turns=turns):
                     self.index.drop(turns)
                     removed.images += turns

@@ -18,6 +18,7 @@ from rwkv_batch.wire.commands import (
     PAUSED,
     Command,
     ExportSession,
+    FetchState,
     GetDocument,
     GetMetrics,
     KeyedCommand,
@@ -87,6 +88,9 @@ class EveryEngine:
             case ListDocuments():
                 keys = {key for _, reply in await self._all(command) for key in reply.keys}
                 return CommandReply(command.id, keys=sorted(keys))
+            case FetchState():
+                replies = [reply for _, reply in await self._all(command)]
+                return next((reply for reply in replies if reply.data), replies[0])
             case StopRequest():
                 return await self._stop(command)
             case PauseRequest():

@@ -1,0 +1,1 @@
+"""Where states are of sessions in a database that servers share."""

@@ -1,0 +1,140 @@
+"""The thread that keeps a server's images in step with what other servers do.
+
+- Images on this disk are copied to the store that servers share, if there is one.
+- Objects there are removed when their turns have been, by any server.
+- Images on this disk of turns that other servers have removed are removed.
+
+It has a connection to the database for itself, and nothing waits for it.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+
+from rwkv_batch.state import images
+from rwkv_batch.state.elsewhere.image_index import ImageIndex
+from rwkv_batch.state.elsewhere.objects import Objects
+from rwkv_batch.state.elsewhere.whereabouts import Whereabouts
+from rwkv_batch.state.entries import PutImage, RowDamaged, StoreError
+
+MOST_WAITING = 1024  # images that wait to be copied; the oldest are left out
+WRITE_SECONDS = 60.0  # for an object
+REST = 10.0  # seconds without a try after one that has failed
+SWEEP = 600.0  # seconds between two looks at what others have removed
+SWEEP_ROWS = 3600.0  # at those that no server has noted
+TOGETHER = 1000  # turns that are asked about together
+
+log = logging.getLogger(__name__)
+
+
+class Keeper(threading.Thread):
+    """`share`, `sweep` and `close` are for any thread. `objects`: None: no store is shared."""
+
+    def __init__(self, whereabouts: Whereabouts, index: ImageIndex, objects: Objects | None) -> None:
+        super().__init__(name="state sharing", daemon=True)
+        self._whereabouts, self._index, self._objects = whereabouts, index, objects
+        self._waiting: OrderedDict[int, PutImage] = OrderedDict()
+        self._changed = threading.Condition()
+        self._sweeps, self._works, self._closing = True, False, False
+        self._last_error, self._rests_until = "", 0.0
+        self._rows_swept = time.monotonic()
+        self.start()
+
+    @property
+    def shares(self) -> bool:
+        """Whether there is a store."""
+        return self._objects is not None
+
+    def share(self, image: PutImage) -> None:
+        """This image has been written to the disk."""
+        if self._objects:
+            with self._changed:
+                self._waiting[image.turn] = image
+                while len(self._waiting) > MOST_WAITING:
+                    self._waiting.popitem(last=False)
+                self._changed.notify_all()
+
+    def sweep(self) -> None:
+        """Turns have been removed."""
+        with self._changed:
+            self._sweeps = True
+            self._changed.notify_all()
+
+    def settle(self, seconds: float) -> bool:
+        """Wait until nothing is left that can be done now; False: after so long there still is something."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._works and not self._sweeps and not self._may_copy(), seconds
+            )
+
+    def close(self, seconds: float) -> None:
+        """Copy for so long what waits, and end. Does not wait for a store that does not answer."""
+        end = time.monotonic() + seconds
+        if self._objects:
+            self.settle(seconds)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self.join(max(0.1, end - time.monotonic()))
+
+    def run(self) -> None:
+        while True:
+            with self._changed:
+                self._works = False
+                self._changed.notify_all()
+                if not self._closing and not self._sweeps and not self._may_copy():
+                    rest = self._rests_until - time.monotonic() if self._waiting else SWEEP
+                    if not self._changed.wait(max(0.01, rest)) and not self._waiting:
+                        self._sweeps = True
+                if self._closing:
+                    return
+                self._works = True
+                image = next(iter(self._waiting.values())) if self._may_copy() else None
+                if image is None:
+                    sweeps, self._sweeps = self._sweeps, False
+            try:
+                if image:
+                    self._copy(image)
+                    with self._changed:
+                        self._waiting.pop(image.turn, None)
+                elif sweeps:
+                    self._sweep()
+                self._last_error = ""
+            except StoreError as error:
+                self._rests_until = time.monotonic() + REST
+                if str(error) != self._last_error:
+                    log.warning("%s Sessions are kept all the same: their tokens are stored.", error)
+                self._last_error = str(error)
+
+    def _may_copy(self) -> bool:
+        return bool(self._waiting) and time.monotonic() >= self._rests_until
+
+    def _copy(self, image: PutImage) -> None:
+        """Raises StoreError when the store or the database is away."""
+        assert self._objects
+        try:
+            data = images.read(self._index.states, image.turn, pinned=False).numpy().tobytes()
+        except RowDamaged:  # others have needed its room
+            return
+        if not self._whereabouts.begin(image.turn, self._objects.url, len(data)):
+            return
+        self._objects.write(image.turn, data, WRITE_SECONDS)
+        if not self._whereabouts.finish(image.turn):
+            self.sweep()
+
+    def _sweep(self) -> None:
+        """Raises StoreError."""
+        turns = [*self._index.turns()]
+        for first in range(0, len(turns), TOGETHER):
+            removed = self._whereabouts.removed(turns[first : first + TOGETHER])
+            images.remove(self._index.states, self._index.drop(removed))
+        if time.monotonic() - self._rows_swept > SWEEP_ROWS:
+            self._rows_swept = time.monotonic()
+            self._whereabouts.sweep()
+        if not self._objects:
+            return
+        while turns := self._whereabouts.unwanted(self._objects.url):
+            for turn in turns:
+                self._objects.remove(turn, WRITE_SECONDS)
+            self._whereabouts.forget(turns)

@@ -1,0 +1,118 @@
+"""A store of objects in which servers share images: S3, or any other that fsspec knows by its URL.
+
+Images there are a cache as those on a disk are. So nothing waits for a store that is slow or away: a call has
+a limit of time, and one that does not return makes those after it fail at once.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from rwkv_batch.state.entries import StoreError
+
+T = TypeVar("T")
+
+
+class Objects:
+    """The images of one database at a URL. `identity`: of that database. Raises StoreError.
+
+    It is not asked for anything before the first call.
+    """
+
+    def __init__(self, url: str, identity: str) -> None:
+        try:
+            from fsspec.core import url_to_fs
+        except ModuleNotFoundError:
+            raise StoreError(
+                "--image-store with a URL needs fsspec; pip install -r requirements-cluster.txt."
+            ) from None
+        options = {"auto_mkdir": True} if url.startswith(("file:", "local:")) else {}
+        try:
+            self._files, root = url_to_fs(url, **options)
+        except ImportError as error:
+            raise StoreError(
+                f"--image-store {url} needs a package that is not installed ({one_line(error)})."
+            ) from None
+        except Exception as error:  # of each kind of store another one
+            raise StoreError(f"--image-store {url} is not understood ({one_line(error)}).") from None
+        self.url = url
+        self._folder = f"{root.rstrip('/')}/rwkv_states-{identity}"
+        self._reads, self._writes = Bounded("state objects read"), Bounded("state objects written")
+
+    def write(self, turn: int, image: bytes, seconds: float) -> None:
+        """Store an image, in place of any other one of that turn."""
+        self._run(self._writes, lambda: self._files.pipe_file(self._path(turn), image), seconds)
+
+    def read(self, turn: int, most: int, seconds: float) -> bytes | None:
+        """An image of at most so many bytes; None if there is none, or a longer one."""
+        try:
+            data = self._run(
+                self._reads, lambda: self._files.cat_file(self._path(turn), start=0, end=most + 1), seconds
+            )
+        except FileNotFoundError:
+            return None
+        return bytes(data) if len(data) <= most else None
+
+    def remove(self, turn: int, seconds: float) -> None:
+        """A missing one is ignored."""
+        with suppress(FileNotFoundError):
+            self._run(self._writes, lambda: self._files.rm_file(self._path(turn)), seconds)
+
+    def _path(self, turn: int) -> str:
+        return f"{self._folder}/{turn}.state"
+
+    def _run(self, thread: "Bounded", work: Callable[[], Any], seconds: float) -> Any:
+        """Raises FileNotFoundError, StoreError."""
+        try:
+            return thread.run(work, seconds)
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # of each kind of store another one
+            raise StoreError(f"The image store {self.url} cannot be used ({one_line(error)}).") from None
+
+
+class Bounded:
+    """A thread for calls that may never return. For one caller; started when it is first used."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._busy = name, False
+        self._jobs: SimpleQueue[Callable[[], None]] | None = None
+
+    def run(self, work: Callable[[], T], seconds: float) -> T:
+        """Its result, or its error. Raises TimeoutError after so long, or if an earlier call still runs."""
+        if self._busy:
+            raise TimeoutError("it has not answered an earlier call")
+        if self._jobs is None:
+            self._jobs = SimpleQueue()
+            threading.Thread(target=self._serve, args=(self._jobs,), name=self._name, daemon=True).start()
+        outcome, done = list[tuple[T | None, Exception | None]](), threading.Event()
+
+        def job() -> None:
+            try:
+                outcome.append((work(), None))
+            except Exception as error:
+                outcome.append((None, error))
+            self._busy = False
+            done.set()
+
+        self._busy = True
+        self._jobs.put(job)
+        if not done.wait(seconds):
+            raise TimeoutError("it does not answer in time")
+        value, error = outcome[0]
+        if error:
+            raise error
+        return value  # type: ignore[return-value]
+
+    @staticmethod
+    def _serve(jobs: "SimpleQueue[Callable[[], None]]") -> None:
+        while True:
+            jobs.get()()
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, in a line."""
+    text = " ".join(str(error).split())
+    return text.rstrip(".")[:200] or type(error).__name__

@@ -103,12 +103,16 @@ def _library() -> bytes:
         return library.read_bytes()
 
 
+def preloaded(folder: Path) -> str:
+    """What LD_PRELOAD has to be for disk_trace.c, whose library is put into that folder."""
+    library = folder / "disk_trace.so"
+    library.write_bytes(_library())
+    return f"{library} {os.environ.get('LD_PRELOAD', '')}".strip()
+
+
 def run(command: Sequence[str | Path], prefix: str, scratch: Path) -> None:
     """Run a program that starts its traces itself; recorded is what has a path that begins with `prefix`."""
-    library = scratch / "disk_trace.so"
-    library.write_bytes(_library())
-    others = os.environ.get("LD_PRELOAD", "")
-    environment = os.environ | {"LD_PRELOAD": f"{library} {others}".strip(), "DISK_TRACE_PREFIX": prefix}
+    environment = os.environ | {"LD_PRELOAD": preloaded(scratch), "DISK_TRACE_PREFIX": prefix}
     subprocess.run(command, env=environment, check=True)
 
 

@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Calls of the operating system that fail once, one after the other, under a server that is in use.
+
+Clients take the steps of test/helpers/fault_scenario.py. In each step the first call of a kind fails, then
+the second, until the step has no more. After every one all requests must have had an answer, what was
+acknowledged must be there, and no open file, process or file on the disk may stay. For Linux, with a C
+compiler.
+
+    python bench/faults.py [--engines 1] [--postgres] [--steps chat,turns] [--calls write,sync] [--most N]
+                           [--restarts] [--markdown FILE]
+"""
+
+import argparse
+import re
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "test" / "helpers")]
+
+import postgres_server  # noqa: E402
+import power_cut  # noqa: E402
+from fault_scenario import Scenario, Wrong, new_folder  # noqa: E402
+from fault_steps import RESTARTS, STEPS  # noqa: E402
+from faults import ERRORS, Call, Fault, Faults  # noqa: E402
+
+MOST = 400  # calls of a kind in one step
+
+
+@dataclass
+class Point:
+    """A call that has failed in a step. `said`: what a request was refused with; `wrong`: what came of it."""
+
+    step: str
+    fault: Fault
+    role: str
+    said: str
+    wrong: list[str] = field(default_factory=list)
+
+
+def points(place: Scenario, faults: Faults, step: str, call: Call, error: int, most: int) -> Iterator[Point]:
+    """Let each call of this kind fail once, until the step has no more."""
+    for number in range(most):
+        before = place.server.children()
+        faults.arm(call, error, number)
+        said, wrong = "", []
+        try:
+            said = place.run((STEPS | RESTARTS)[step])
+        except (Wrong, AssertionError) as failure:
+            wrong.append(str(failure) or repr(failure))
+        fault = faults.disarm()
+        wrong += place.check()
+        if fault is None:
+            if said or wrong:
+                raise SystemExit(f"{step} without a fault: {said} {wrong}\n{place.server.log()[-4000:]}")
+            return
+        role = next((name for name, pid in before.items() if pid == fault.process), "started anew")
+        yield Point(step, fault, re.sub(r"-\d+$", "", role), said, wrong)
+
+
+def kind_of(path: str) -> str:
+    """Which of the server's files it is."""
+    for pattern, kind in (
+        (r"batches/file-.*", "file of a batch"),
+        (r".*\.images/.*\.state", "image"),
+        (r".*\.images/.*\.part", "image being written"),
+        (r"tmp/rwkv-[^/]*/counts/.*", "counts of requests"),
+        (r"tmp/tmp.*", "temporary file"),
+    ):
+        if re.fullmatch(pattern, path):
+            return kind
+    return path
+
+
+def table(found: Sequence[Point]) -> list[str]:
+    """A line for each kind of call, role and kind of file."""
+    rows = Counter((each.fault.call.name.lower(), each.role, kind_of(each.fault.path)) for each in found)
+    refused = Counter(
+        (each.fault.call.name.lower(), each.role, kind_of(each.fault.path)) for each in found if each.said
+    )
+    lines = ["| call | process | file | points | refused |", "|---|---|---|---:|---:|"]
+    return lines + [
+        f"| {' | '.join(row)} | {number} | {refused[row]} |" for row, number in sorted(rows.items())
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--engines", type=int, default=1)
+    parser.add_argument("--postgres", action="store_true", help="sessions in PostgreSQL")
+    parser.add_argument("--steps", type=lambda text: text.split(","), default=[*STEPS])
+    parser.add_argument("--calls", type=lambda text: [Call[name.upper()] for name in text.split(",")])
+    parser.add_argument("--most", type=int, default=MOST, help="calls of a kind in a step")
+    parser.add_argument("--restarts", action="store_true", help="processes that are started again, too")
+    parser.add_argument("--errors", type=int, default=1, help="errors of each kind of call")
+    options = parser.parse_args()
+    if reason := power_cut.missing():
+        sys.exit(reason)
+    steps = [*options.steps, *(RESTARTS if options.restarts else [])]
+    folder, began = new_folder(), time.monotonic()
+    scratch = new_folder()
+    faults, found = Faults(scratch, folder), list[Point]()
+    flags, database = [], None
+    if options.postgres:
+        programs = postgres_server.find()
+        assert programs, "there is no PostgreSQL; run test/helpers/postgres_server.py"
+        database = postgres_server.PostgresServer(programs)
+        flags = ["--state-db", database.url, "--image-store", str(folder / "images")]
+    with Scenario(folder, *flags, engines=options.engines, shell=faults.shell) as place:
+        for step in [*STEPS, *STEPS]:  # what is opened when it is first needed stays open
+            if said := place.run((STEPS | RESTARTS)[step]):
+                sys.exit(f"{step}: {said}")
+            if wrong := place.check():
+                sys.exit(f"{step}: {wrong}")
+        place.note()
+        with tqdm(unit="fault", disable=None) as bar:
+            for step in steps:
+                for call in options.calls or [*ERRORS]:
+                    for error in ERRORS[call][: options.errors]:
+                        for point in points(place, faults, step, call, error, options.most):
+                            found.append(point)
+                            bar.update()
+                            if point.wrong:
+                                print(
+                                    f"{step}: {point.fault}: {point.said}\n    " + "\n    ".join(point.wrong),
+                                    flush=True,
+                                )
+                            place.note() if point.wrong else None
+        wrong = place.restart(kill=True)
+        print(wrong)
+    print("\n".join(table(found)))
+    print(
+        f"{len(found)} points in {time.monotonic() - began:.0f} s, {sum(bool(p.wrong) for p in found)} wrong"
+    )
+    if database:
+        database.close()
+    shutil.rmtree(folder)
+    shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    main()

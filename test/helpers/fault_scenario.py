@@ -1,0 +1,376 @@
+"""A server that is used in every way that touches its disk, and a plain model of what it has acknowledged.
+
+Whoever makes something fail in it (faults.py, among others) runs a step of fault_steps.py and then has it
+checked: every request had an answer, what was acknowledged is there and nothing else, and no open file,
+process or file on the disk stays behind.
+
+    with Scenario(folder) as place:
+        for step in STEPS.values():
+            place.run(step)
+            assert not place.check()
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+from serving import ROOT, Server, alive, until
+
+from rwkv_batch.audit import verify
+from rwkv_batch.keys.records import Key, add
+from rwkv_batch.state.entries import UNKNOWN
+
+PATIENCE = 40.0  # seconds for an answer: a request that has none by then hangs
+SETTLED = 20.0  # seconds until files and processes are what they were
+GREEDY = {"temperature": 0, "alpha_presence": 0, "alpha_frequency": 0, "max_tokens": 4, "stop_tokens": []}
+CLEAR = (503, 507)  # statuses that say: not now
+REFILLED = re.compile(r"-\d+$")  # of front ends, which have another number each time
+# What a server makes for itself while it runs, and keeps.
+KEPT = re.compile(
+    r"(.*\.(db|jsonl|json|lock|limits|log|pth)|.*\.db-(wal|shm)|batches/running|tmp/.*|.*\.images)", re.ASCII
+)
+
+
+class Wrong(AssertionError):
+    """What no fault may lead to."""
+
+
+class Refused(Exception):
+    """A request had an error for an answer that says what is the matter."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(f"{status} {sentence}")
+        self.status, self.sentence = status, sentence
+
+
+Turns = list[tuple[str, str]]  # prompts and completions
+
+
+class Scenario:
+    """A running server, its clients and what they know.
+
+    `flags`: more of app.py; `shell`: see `through` of serving.Server.
+    """
+
+    server: Server
+
+    def __init__(self, folder: Path, *flags: str, engines: int = 1, shell: str = 'exec "$@"') -> None:
+        """folder: everything that the server writes lies in it; it is made, with a short path."""
+        self.folder = folder
+        for name in ("tmp", "models"):
+            (folder / name).mkdir(parents=True)
+        for name in ("pirate.pth", "capitals.pth"):
+            shutil.copy(ROOT / "demo" / name, folder / "models")
+        self.keys = {
+            name: add(
+                folder / "keys.json", Key(name, "", 0, 0.0, requests_per_minute=10**6, admin=name == "boss")
+            )
+            for name in ("anna", "boss")
+        }
+        self._flags = [
+            *("--device", ",".join(["cpu"] * engines), "--frontends", str(engines), "--threads", "1"),
+            *("--max-rows", "4", "--l1", "1", "--l2", "1", "--replay-tokens", "24"),
+            *("--batch-dir", str(folder / "batches"), "--keys", str(folder / "keys.json")),
+            *("--audit-log", str(folder / "audit.jsonl"), "--models", str(folder / "models"), *flags),
+        ]
+        if "--state-db" not in flags:
+            self._flags += ["--state-db", str(folder / "sessions.db")]
+        self._shell = f'TMPDIR="{folder / "tmp"}" {shell}'
+        self.sessions: dict[str, Turns] = {}  # that have been acknowledged
+        self.responses: dict[str, str] = {}  # texts by id
+        self.doubtful: dict[
+            str, tuple[Turns | None, str]
+        ] = {}  # what else a session may be, and what was said
+        self.generated: set[str] = set()  # ids of requests that were answered whole
+        self.asked = 0  # requests that may have been counted
+        self._numbers = count(1)
+        self._before: dict[str, Counter[str]] = {}
+
+    def __enter__(self) -> "Scenario":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+        self.server.stop(signal.SIGKILL)
+
+    def start(self) -> None:
+        self.server = Server(*self._flags, through=self._shell)
+        headers = {"Authorization": f"Bearer {self.keys['anna']}", "Connection": "close"}
+        self.http = httpx.Client(base_url=self.server.url, timeout=PATIENCE, headers=headers)
+        until(lambda: self.ready, SETTLED)
+
+    def stop(self) -> int:
+        self.http.close()
+        return self.server.stop()
+
+    def restart(self, kill: bool = False) -> list[str]:
+        """Stop the server, or kill its supervisor, and start it again; what is wrong then."""
+        self.http.close()
+        if kill:
+            left = [*self.server.children().values()]
+            self.server.process.kill()
+            self.server.process.wait()
+            until(lambda: not any(map(alive, left)), 90)
+            self.server.stop()
+            shutil.rmtree(self.folder / "tmp")
+            (self.folder / "tmp").mkdir()
+        elif code := self.server.stop():
+            return [f"the server ended with {code}: {self.server.log()[-2000:]}"]
+        self.start()
+        return self.check_all()
+
+    # Requests
+
+    def name(self, what: str) -> str:
+        """One that has not been used."""
+        return f"{what}{next(self._numbers)}"
+
+    def ask(
+        self, method: str, path: str, body: object = None, key: str = "anna", **more: Any
+    ) -> httpx.Response:
+        """A request that is answered as it should be. Raises Refused, and Wrong for any other answer."""
+        headers = {"Authorization": f"Bearer {self.keys[key]}"} | more.pop("headers", {})
+        with self._answered(path):
+            return self._judged(self.http.request(method, path, json=body, headers=headers, **more))
+
+    def stream(
+        self, path: str, body: dict[str, Any], ids: dict[str, str] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """The events of a stream, to its end. Raises as `ask` does, also for an error that ends it."""
+        with (
+            self._answered(path),
+            self.http.stream("POST", path, json=body | {"stream": True}, headers=ids or {}) as reply,
+        ):
+            if reply.status_code != 200:
+                reply.read()
+                self._judged(reply)
+            for line in reply.iter_lines():
+                if line == "data: [DONE]":
+                    return
+                if line.startswith("data: "):
+                    event = json.loads(line.removeprefix("data: "))
+                    if "error" in event:
+                        raise Refused(503, _sentence(event))
+                    yield event
+            raise Wrong(f"the stream of {path} ended without its last event")
+
+    @contextmanager
+    def _answered(self, path: str) -> Iterator[None]:
+        self.asked += 1
+        try:
+            yield
+        except httpx.TimeoutException:
+            raise Wrong(f"{path} had no answer within {PATIENCE:.0f} s") from None
+        except httpx.TransportError as error:
+            raise Wrong(f"{path} had no answer: {error!r}") from None
+
+    def _judged(self, reply: httpx.Response) -> httpx.Response:
+        sentence = ""
+        with suppress(ValueError):
+            sentence = _sentence(reply.json())
+        if reply.is_success and not sentence:
+            return reply
+        if reply.is_success:  # the reply had begun
+            raise Refused(503, sentence)
+        if reply.status_code in CLEAR and sentence:
+            raise Refused(reply.status_code, sentence)
+        raise Wrong(
+            f"{reply.request.method} {reply.request.url.path}: {reply.status_code} {reply.text[:300]}"
+        )
+
+    # Sessions
+
+    def say(self, key: str, text: str, stream: bool = False) -> str:
+        """A turn of a session; what the server answers."""
+        body = GREEDY | {"contents": [text], "session_id": key}
+        before = self.sessions.get(key, [])
+        self.doubtful[key] = [*before, (text, "")], ""
+        try:
+            if stream:
+                events = [*self.stream("/state/chat/completions", body)]
+                said = "".join(
+                    choice["delta"].get("content", "") for event in events for choice in event["choices"]
+                )
+            else:
+                reply = self.ask("POST", "/state/chat/completions", body).json()
+                said = reply["choices"][0]["message"]["content"]
+        except Refused as refused:
+            self.doubtful[key] = [*before, (text, "")], refused.sentence
+            raise
+        self.sessions[key] = [*before, (text, said)]
+        del self.doubtful[key]
+        return said
+
+    def change(self, key: str, turns: Turns | None, ask: Callable[[], object]) -> None:
+        """What makes a session what `turns` says; None: it is gone then."""
+        try:
+            ask()
+        except Refused as refused:
+            self.doubtful[key] = turns, refused.sentence
+            raise
+        if turns is None:
+            self.sessions.pop(key, None)
+        else:
+            self.sessions[key] = turns
+
+    def history(self, key: str) -> Turns | None:
+        """The turns of a session as they are stored; None: there is none."""
+        reply = self.http.get("/v1/state/history", params={"session_id": key})
+        if reply.status_code == 404:
+            return None
+        if reply.status_code != 200:
+            raise Wrong(f"the history of {key} is {reply.status_code} {reply.text[:300]}")
+        return [(turn["prompt"], turn["completion"]) for turn in reply.json()["turns"]]
+
+    # Checks
+
+    @property
+    def ready(self) -> bool:
+        """Whether all engines serve."""
+        with suppress(httpx.TransportError):
+            return self.http.get("/health/ready").status_code == 200
+        return False
+
+    def run(self, step: Callable[["Scenario"], None]) -> str:
+        """Take a step; what a request of it was refused with, if one was. Raises Wrong."""
+        try:
+            step(self)
+        except Refused as refused:
+            return str(refused)
+        return ""
+
+    def check(self) -> list[str]:
+        """What is wrong, once nothing fails any more. The sessions that steps have left are deleted."""
+        try:
+            until(lambda: self.ready, PATIENCE)
+        except AssertionError:
+            return [f"the server is not ready again: {self.server.log()[-2000:]}"]
+        wrong = self.check_all(self.sessions.keys() | self.doubtful.keys())
+        for key in [*self.sessions, *self.doubtful]:
+            self.forget(key)
+        for name in [*self.responses]:
+            self.http.delete(f"/v1/responses/{name}")
+            del self.responses[name]
+        return wrong + (self.left_behind() if self._before else [])
+
+    def check_all(self, keys: set[str] | None = None) -> list[str]:
+        """What is wrong with what is stored."""
+        wrong = []
+        for key in self.sessions.keys() if keys is None else keys:
+            known, found = self.sessions.get(key), self.history(key)
+            if _same(found, known):
+                continue
+            other, said = self.doubtful.get(key, (known, ""))
+            if UNKNOWN in said and _same(found, other):
+                continue
+            wrong.append(
+                f"{key} is {found} and was acknowledged as {known}; then was said: {said or 'nothing'}"
+            )
+        for name, text in self.responses.items():
+            reply = self.http.get(f"/v1/responses/{name}")
+            if reply.status_code != 200 or output_text(reply.json()) != text:
+                wrong.append(f"the response {name} is {reply.status_code} {reply.text[:300]}")
+        with (self.folder / "audit.jsonl").open("rb") as file:
+            verify(file)
+        return wrong
+
+    def forget(self, key: str) -> None:
+        """Delete a session, which may be gone."""
+        self.http.post("/state/delete", json={"session_id": key})
+        self.sessions.pop(key, None)
+        self.doubtful.pop(key, None)
+
+    def note(self) -> None:
+        """What is open and what is on the disk by now may stay."""
+        self._before = self._found()
+
+    def left_behind(self) -> list[str]:
+        """What is open, runs or is on the disk that was not when `note` was called."""
+        wrong: list[str] = []
+
+        def settled() -> bool:
+            found = self._found()
+            wrong[:] = [
+                f"{who} has {number} more of {what}"
+                for who, its in found.items()
+                for what, number in (its - self._before.get(who, Counter())).items()
+            ]
+            wrong.extend(f"there is no {who} any more" for who in self._before.keys() - found.keys())
+            return not wrong
+
+        with suppress(AssertionError):
+            until(settled, SETTLED)
+        return wrong
+
+    def _found(self) -> dict[str, Counter[str]]:
+        """Open files by role of their process, its processes, and files on the disk."""
+        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for name, pid in {"supervisor": self.server.process.pid, **self.server.children()}.items():
+            role = REFILLED.sub("", name) if name.startswith(("frontend", "batches")) else name
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found[role] += Counter(map(self._plain, _open_files(pid)))
+        found["the server"] = Counter({"processes": len(_children(self.server.process.pid))})
+        names = (str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
+        found["the disk"] = Counter(name for name in names if not KEPT.fullmatch(name))
+        found["the disk"]["of temporary files"] = sum(1 for _ in (self.folder / "tmp").rglob("*"))
+        return dict(found)
+
+    def _plain(self, target: str) -> str:
+        """What is open, without what differs each time."""
+        if target.startswith(str(self.folder)):
+            return re.sub(r"\d+|[0-9a-f]{16,}", "N", os.path.relpath(target, self.folder))
+        return target.partition(":")[0] if ":[" in target else target
+
+
+def _sentence(body: Any) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
+    error = error or ""
+    return str(error.get("message", "") if isinstance(error, dict) else error)
+
+
+def _same(found: Turns | None, turns: Turns | None) -> bool:
+    """An empty completion stands for any."""
+    if not found or not turns:
+        return not found and not turns
+    return len(found) == len(turns) and all(
+        text in prompt and wanted in ("", said)
+        for (prompt, said), (text, wanted) in zip(found, turns, strict=True)
+    )
+
+
+def output_text(response: Any) -> str:
+    return "".join(part["text"] for item in response["output"] for part in item.get("content") or [])
+
+
+def _open_files(pid: int) -> list[str]:
+    found = []
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(file))
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == pid and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def new_folder() -> Path:
+    """With a path that is short enough for sockets."""
+    return Path(tempfile.mkdtemp(prefix="rwkv-faults-", dir="/tmp"))

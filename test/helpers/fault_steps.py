@@ -1,0 +1,254 @@
+"""What clients do with the server of fault_scenario.py, in steps.
+
+Each has names of its own, asks for what touches the disk, and raises Wrong for an answer that no fault
+excuses. `Scenario.check` looks at what it has left.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from fault_scenario import GREEDY, PATIENCE, SETTLED, Refused, Scenario, Wrong, output_text
+from serving import ROOT, alive, until
+
+from rwkv_batch.state.entries import UNKNOWN
+
+EXACT = {"temperature": 0, "max_tokens": 4}
+LONG = "The dog sees the house and the cat sees the dog. " * 4  # more tokens than are replayed
+
+Step = Callable[[Scenario], None]
+
+
+def chat(place: Scenario) -> None:
+    """Noted in the audit log and in the usage of the key."""
+    body = EXACT | {"messages": [{"role": "user", "content": "What is 7 + 5?"}]}
+    reply = place.ask("POST", "/v1/chat/completions", body)
+    assert reply.json()["choices"][0]["message"]["content"], reply.text
+    place.generated.add(reply.headers["x-request-id"])
+    file = place.folder / "audit.jsonl"
+    until(lambda: reply.headers["x-request-id"] in file.read_text(encoding="utf-8"), SETTLED)
+
+
+def streamed(place: Scenario) -> None:
+    body = EXACT | {"messages": [{"role": "user", "content": "What is 7 + 5?"}]}
+    assert [*place.stream("/v1/chat/completions", body)]
+
+
+def usage(place: Scenario) -> None:
+    chat(place)
+    total = place.ask("GET", "/v1/usage").json()["total"]
+    if not len(place.generated) <= total["requests"] <= place.asked:
+        raise Wrong(f"{total} was counted of {place.asked} requests, {len(place.generated)} of them answered")
+
+
+def turns(place: Scenario) -> None:
+    key = place.name("turns")
+    place.say(key, "My name is Ben.")
+    place.say(key, "What is my name?", stream=True)
+
+
+def fork(place: Scenario) -> None:
+    """And the copy goes on by itself."""
+    key, copy = place.name("origin"), place.name("copy")
+    place.say(key, "My name is Ben.")
+    body = {"session_id": key, "new_session_id": copy}
+    place.change(copy, place.sessions[key], lambda: place.ask("POST", "/v1/state/fork", body))
+    place.say(copy, "What is my name?")
+
+
+def rewind(place: Scenario) -> None:
+    key = place.name("rewound")
+    place.say(key, "My name is Ben.")
+    place.say(key, "My name is Eve.")
+    body = {"session_id": key, "turn": 1}
+    place.change(key, place.sessions[key][:1], lambda: place.ask("POST", "/v1/state/rewind", body))
+    place.say(key, "What is my name?")
+
+
+def delete(place: Scenario) -> None:
+    key = place.name("deleted")
+    place.say(key, "My name is Ben.")
+    place.change(key, None, lambda: place.ask("POST", "/state/delete", {"session_id": key}))
+
+
+def export(place: Scenario) -> None:
+    """To a file, which is imported under another name."""
+    key, copy = place.name("exported"), place.name("imported")
+    place.say(key, "My name is Ben.")
+    data = place.ask("GET", "/v1/state/export", params={"session_id": key}).content
+    put = {"params": {"session_id": copy}, "content": data}
+    place.change(copy, place.sessions[key], lambda: place.ask("POST", "/v1/state/import", **put))
+    place.say(copy, "What is my name?")
+
+
+def images(place: Scenario) -> None:
+    """Long sessions in turns, more than memory holds: their states are written to files and read again.
+
+    Of one nothing is known but the state.
+    """
+    keys = [place.name("long") for _ in range(4)]
+    place.say(keys[0], LONG)
+    data = place.ask("GET", "/v1/state/export", params={"session_id": keys[0], "what": "state"}).content
+    put = {"params": {"session_id": keys[0]}, "content": data}
+    place.change(keys[0], [("", "")], partial(place.ask, "POST", "/v1/state/import", **put))
+    for text in (LONG, "What does the dog see?"):
+        for key in keys:
+            place.say(key, text)
+    for key in keys:
+        place.change(key, None, partial(place.ask, "POST", "/state/delete", {"session_id": key}))
+
+
+def pause(place: Scenario) -> None:
+    name, key = place.name("paused-"), place.name("teller")
+    place.doubtful[key] = [("Tell", "")], UNKNOWN  # a turn that is paused is stored when it has ended
+    body = GREEDY | {"contents": ["Tell me a story."], "session_id": key, "max_tokens": 40, "chunk_size": 1}
+    events = place.stream("/state/chat/completions", body, {"X-Request-Id": name})
+    next(events)
+    paused = place.ask("POST", "/v1/server/pause", {"request_id": name}).json()["paused"]
+    rest = [*events]
+    if paused and rest[-1]["choices"][0].get("finish_reason") == "paused":
+        place.ask("POST", "/v1/server/resume", {"request_id": name, "stream": False})
+    (turn,) = place.history(key) or [("", "")]
+    place.sessions[key] = [turn]
+    if not turn[1]:
+        raise Wrong("a request that was resumed has not been stored")
+
+
+def responses(place: Scenario) -> None:
+    previous: dict[str, str] = {}
+    for text in ("My name is Ben.", "What is my name?"):
+        body = {"input": text, "temperature": 0, "max_output_tokens": 16} | previous
+        reply = place.ask("POST", "/v1/responses", body).json()
+        place.responses[reply["id"]] = output_text(reply)
+        previous = {"previous_response_id": reply["id"]}
+    assert output_text(place.ask("GET", f"/v1/responses/{reply['id']}").json()) == output_text(reply)
+    first = next(iter(place.responses))
+    text = place.responses.pop(first)
+    try:
+        place.ask("DELETE", f"/v1/responses/{first}")
+    except Refused as refused:
+        if UNKNOWN not in refused.sentence:
+            place.responses[first] = text
+        raise
+
+
+def files(place: Scenario) -> None:
+    name, data = _uploaded(place)
+    listed = place.ask("GET", "/v1/files").json()["data"]
+    assert name in [each["id"] for each in listed]
+    _removed(place, name, data)
+
+
+def batch(place: Scenario) -> None:
+    """A file of requests, each of which is answered once."""
+    name, data = _uploaded(place)
+    body = {"input_file_id": name, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    made = place.ask("POST", "/v1/batches", body).json()["id"]
+
+    def status() -> dict[str, Any]:
+        with suppress(Refused):
+            return dict(place.ask("GET", f"/v1/batches/{made}").json())
+        return {"status": "unknown"}
+
+    until(lambda: status()["status"] in ("completed", "failed"), PATIENCE)
+    if (over := status())["status"] != "completed" or over["request_counts"]["completed"] != 2:
+        raise Wrong(f"a batch is {over}")
+    output = over["output_file_id"]
+    answers = place.ask("GET", f"/v1/files/{output}/content").text.splitlines()
+    if sorted(json.loads(line)["custom_id"] for line in answers) != ["row 0", "row 1"]:
+        raise Wrong(f"the answers of a batch are {answers}")
+    for each, contents in ((output, None), (name, data)):
+        _removed(place, each, contents)
+
+
+def _uploaded(place: Scenario) -> tuple[str, bytes]:
+    messages = [{"role": "user", "content": "What is 7 + 5?"}]
+    row = {"method": "POST", "url": "/v1/chat/completions", "body": EXACT | {"messages": messages}}
+    data = "\n".join(json.dumps({"custom_id": f"row {number}"} | row) for number in range(2)).encode()
+    form = {"data": {"purpose": "batch"}, "files": {"file": ("rows.jsonl", data)}}
+    return place.ask("POST", "/v1/files", **form).json()["id"], data
+
+
+def _removed(place: Scenario, name: str, data: bytes | None) -> None:
+    found = place.ask("GET", f"/v1/files/{name}/content").content
+    if data is not None and found != data:
+        raise Wrong(f"the file {name} is {found[:300]!r}")
+    place.ask("DELETE", f"/v1/files/{name}")
+
+
+def start_state(place: Scenario) -> None:
+    name = place.name("pirate")
+    data = (ROOT / "demo" / "pirate.pth").read_bytes()
+    form = {"data": {"state_id": name}, "files": {"file": ("pirate.pth", data)}}
+    place.ask("POST", "/v1/state/upload", key="boss", **form)
+    chat = EXACT | {"model": f"rwkv7-demo {name}", "messages": [{"role": "user", "content": "Hello!"}]}
+    place.ask("POST", "/v1/chat/completions", chat)
+    place.ask("DELETE", "/v1/state/delete", key="boss", params={"state_id": name})
+
+
+def adapter(place: Scenario) -> None:
+    name = place.name("capitals")
+    load = {"adapter_id": name, "path": "capitals.pth", "adapter_alpha": 16}
+    place.ask("POST", "/v1/adapters", load, key="boss")
+    chat = EXACT | {"adapter": name, "messages": [{"role": "user", "content": "Hello!"}]}
+    place.ask("POST", "/v1/chat/completions", chat)
+    place.ask("DELETE", "/v1/adapters", {"adapter_id": name}, key="boss")
+
+
+def glossary(place: Scenario) -> None:
+    body = {"name": "ours", "source_lang": "en", "target_lang": "de", "entries_format": "tsv"}
+    made = place.ask("POST", "/v2/glossaries", body | {"entries": "dog\tRüde"}).json()["glossary_id"]
+    entries = place.ask("GET", f"/v2/glossaries/{made}/entries").text
+    assert "Rüde" in entries
+    place.ask("DELETE", f"/v2/glossaries/{made}")
+
+
+def metrics(place: Scenario) -> None:
+    for path in ("/metrics", "/stats", "/health", "/v1/server/status"):
+        place.ask("GET", path, key="boss")
+    place.ask("POST", "/state/status", {})
+
+
+STEPS: dict[str, Step] = {
+    step.__name__: step
+    for step in (
+        chat,
+        streamed,
+        usage,
+        turns,
+        fork,
+        rewind,
+        delete,
+        export,
+        images,
+        pause,
+        responses,
+        files,
+        batch,
+        start_state,
+        adapter,
+        glossary,
+        metrics,
+    )
+}
+
+
+def _killed(role: str) -> Step:
+    def step(place: Scenario) -> None:
+        """A process of that role is killed, and another one does its work soon."""
+        found = place.server.children()
+        name = next(name for name in found if name.startswith(role))
+        os.kill(found[name], signal.SIGKILL)
+        until(lambda: not alive(found[name]), SETTLED)
+        until(lambda: len(place.server.children()) == len(found), PATIENCE)
+        until(lambda: place.ready, PATIENCE)
+
+    return step
+
+
+# Steps that take seconds: processes that begin, over what is on the disk.
+RESTARTS = {f"{role} restarted": _killed(role) for role in ("frontend", "batches", "database", "engine")}

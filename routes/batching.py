@@ -18,6 +18,7 @@ from robyn import Headers, Response
 
 from routes.batches.handlers import Endpoint
 from routes.callers.caller import Caller
+from routes.errors import disk_error
 from routes.http.errors import ApiError, ErrorShape, Json, openai_shape
 from routes.http.exchange import HttpRequest, audit_entry
 from routes.http.frontend import Frontend
@@ -117,6 +118,9 @@ def answers(front: Frontend) -> Answer:
         except ApiError as error:
             return RowReply(error.status, identity, http.shape(error))
         except Exception as error:  # the message may quote a prompt, so it is not logged
+            if refusal := disk_error(error):
+                log.error("a row waits: %s", refusal.message)
+                return RowReply(refusal.status, identity, http.shape(refusal))
             log.error("a row failed: %s", type(error).__name__, exc_info=log.isEnabledFor(logging.DEBUG))
             message = "The row could not be answered; this is a fault of the server."
             return RowReply(500, identity, http.shape(ApiError(500, message)))

@@ -16,6 +16,7 @@ from routes.batches import files as batch_files
 from routes.batches import handlers as batches
 from routes.callers.caller import Caller
 from routes.chat.handlers import chats, generates
+from routes.errors import disk_error
 from routes.guard.reads import Guard
 from routes.http.access import demand_access
 from routes.http.counts import OTHER
@@ -333,6 +334,9 @@ async def _reply(front: Frontend, http: HttpRequest, handler: Handler) -> HttpRe
     except ApiError as error:
         return error_response(http, error)
     except Exception as error:  # the message may quote a prompt, so it is not logged
+        if refusal := disk_error(error):
+            log.error("%s %s %s: %s", http.method, http.path, http.id, refusal.message)
+            return error_response(http, refusal)
         log.error(
             "%s %s %s: %s\n%s",
             http.method,

@@ -9,7 +9,7 @@ from routes.http.access import demand_access
 from routes.http.errors import ApiError, openai_field
 from routes.http.exchange import HttpRequest
 from routes.http.frontend import Frontend
-from rwkv_batch.batches.store import BatchStore
+from rwkv_batch.batches.store import BatchesError, BatchStore
 
 PAGE = 20  # batches of a page unless the client says otherwise
 NO_BATCHES = "This server keeps no files and batches; who runs it can name a folder for them (--batch-dir)."
@@ -32,10 +32,13 @@ def open_folder(front: Frontend, http: HttpRequest) -> BatchStore:
 
 
 def folder_of(front: Frontend) -> BatchStore:
-    """Raises ApiError 404 where there is none."""
+    """Raises ApiError 404 where there is none, and 503 where it cannot be opened."""
     if front.settings.batch_dir is None:
         raise ApiError(404, NO_BATCHES)
-    return _opened(front.settings.batch_dir, front.settings.batch_bytes)
+    try:
+        return _opened(front.settings.batch_dir, front.settings.batch_bytes)
+    except BatchesError as error:
+        raise ApiError(503, str(error)) from None
 
 
 @cache

@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import logging
 import os
 import tempfile
 import time
 import uuid
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,6 +28,8 @@ from routes.native.shapes import ListedState, ListedStates, UploadedState
 from rwkv_batch.chat.checkpoints import ThinkType
 from rwkv_batch.wire.commands import ListStartStates, PutStartState, RemoveStartStates
 from rwkv_batch.wire.protocol import StartStateInfo
+
+log = logging.getLogger(__name__)
 
 HEAD_SIZE = 64
 FORM_ROOM = 1 << 20  # bytes that a form may have beside its file
@@ -126,7 +129,7 @@ async def upload(front: Frontend, http: HttpRequest) -> Response:
     except ApiError as error:
         raise ApiError(error.status, error.message.replace(file, path.name), error.param) from None
     finally:
-        os.unlink(file)
+        _drop(file)
     uploaded: UploadedState = {"object": "rwkv.state", **_to_json(info)}
     return json_response(http, uploaded)
 
@@ -205,10 +208,21 @@ async def put(
     return (await front.ask(command)).start_states[0]
 
 
+def _drop(file: str) -> None:
+    """A temporary file, which the reply does not depend on."""
+    try:
+        os.unlink(file)
+    except OSError as error:
+        log.error("the temporary file %s cannot be removed (%s)", file, error.strerror)
+
+
 def _write(data: bytes) -> str:
     """A temporary file. Its bytes say what it is, and nothing that a client sends is a part of its name."""
-    with tempfile.NamedTemporaryFile(delete=False) as file:
+    with tempfile.NamedTemporaryFile(delete=False) as file, ExitStack() as undo:
+        undo.callback(_drop, file.name)
         file.write(data)
+        file.flush()
+        undo.pop_all()  # it is whole
     return file.name
 
 

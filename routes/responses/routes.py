@@ -164,14 +164,20 @@ async def input_items(front: Frontend, http: HttpRequest) -> Response:
 
 
 async def _store(front: Frontend, model: str, reply: ResponseReply, document: Document) -> None:
-    """Store the document with the response as it is now, also during a drain. Raises RequestFailed."""
+    """Store the document with the response as it is now, also during a drain.
+
+    Raises RequestFailed, and RequestRejected where the database cannot store anything now.
+    """
     data = msgspec.json.encode(msgspec.structs.replace(document, response=reply.response))
     command = PutDocument(uuid4().hex, state_key(reply.response["id"]), data, to_model=model)
     try:
         await asyncio.wait_for(front.client.ask(command), ANSWERED_WITHIN)
     except (RequestRejected, TimeoutError) as error:
         reason = str(error) or NO_REPLY[0].lower() + NO_REPLY[1:]  # a timeout gives none
-        raise RequestFailed(f"The response was made but could not be stored: {reason}") from None
+        sentence = f"The response was made but could not be stored: {reason}"
+        if isinstance(error, RequestRejected) and error.reason == "unavailable":
+            raise RequestRejected(error.reason, sentence) from None
+        raise RequestFailed(sentence) from None
 
 
 def _authorized_id(front: Frontend, http: HttpRequest) -> str:

@@ -108,9 +108,13 @@ class BatchRunner:
         """Until it is cancelled."""
         cleaned = float("-inf")
         while True:
-            if (version := self._store.version) != self._seen or self._tasks:
-                self._seen = version
-                self._look()
+            try:
+                if (version := self._store.version) != self._seen or self._tasks:
+                    self._look()
+                    self._seen = version
+            except sqlite3.Error as error:
+                log.error("batches cannot be looked at now: %s", error)
+                await asyncio.sleep(REST)
             if time.monotonic() - cleaned > EVERY:
                 cleaned = time.monotonic()
                 try:

@@ -6,6 +6,7 @@ of any of them. A method may be called from any thread, and takes milliseconds.
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
 import sqlite3
@@ -38,6 +39,8 @@ CREATE TABLE IF NOT EXISTS batches (
 CREATE TABLE IF NOT EXISTS results (batch TEXT, line INTEGER, succeeded INTEGER, text TEXT,
     PRIMARY KEY (batch, line)) WITHOUT ROWID;
 """
+
+log = logging.getLogger(__name__)
 
 
 class BatchesError(Exception):
@@ -102,22 +105,29 @@ class BatchStore:
 
         Raises QuotaExceeded, OSError.
         """
-        part = self._folder / f"{file.id}.part"
+        part, place, named = self._folder / f"{file.id}.part", self.path(file.id), False
         try:
             file = msgspec.structs.replace(file, bytes=write(part))
-            with self._transaction():
+            _sync(part)
+            with self._durable():
                 taken = self.bytes_of_files()
                 if file.purpose == "batch" and taken + file.bytes > self.quota:
                     raise QuotaExceeded(
                         f"There is no room for {file.bytes} bytes: all files together have {self.quota} at "
                         "most; delete some, or ask whoever runs the server for more."
                     )
-                os.replace(part, self.path(file.id))
+                os.replace(part, place)
+                named = True
+                _sync(self._folder)
                 self._put(
                     "files", file.id, file.owner, file.created, file.expires, file.bytes, _encoded(file)
                 )
-        finally:
-            part.unlink(missing_ok=True)
+        except BaseException:
+            _remove(part)
+            with contextlib.suppress(sqlite3.Error):
+                if named and self.file(file.id) is None:
+                    _remove(place)
+            raise
         return file
 
     def bytes_of_files(self) -> int:
@@ -136,7 +146,7 @@ class BatchStore:
 
     def remove_file(self, name: str) -> bool:
         """Whether it was there. Raises FileInUse."""
-        with self._transaction():
+        with self._durable():
             for (batch,) in self._rows(
                 f"SELECT id FROM batches WHERE input = ? AND status IN ({_marks(UNDER_WAY)})",
                 name,
@@ -144,13 +154,14 @@ class BatchStore:
             ):
                 raise FileInUse(f"{name} is the input of {batch}, which is under way; cancel that first.")
             gone = self._execute("DELETE FROM files WHERE id = ?", name).rowcount > 0
-        self.path(name).unlink(missing_ok=True)
+        _remove(self.path(name))
         return gone
 
     # Batches
 
     def add_batch(self, batch: BatchRecord) -> None:
-        self.put_batch(batch)
+        with self._durable():
+            self.put_batch(batch)
 
     def put_batch(self, batch: BatchRecord) -> None:
         """Store it as it is now."""
@@ -161,7 +172,7 @@ class BatchStore:
         self, name: str, expected: Iterable[BatchStatus], status: BatchStatus, **fields: Any
     ) -> BatchRecord | None:
         """Bring a batch to a status if it is in one of those that are expected; the batch as it is now."""
-        with self._transaction():
+        with self._durable():
             batch = self.batch(name)
             if batch is None or batch.status not in expected:
                 return batch
@@ -229,8 +240,6 @@ class BatchStore:
             with open(path, "w", encoding="utf-8") as file:
                 for (text,) in self._cursor(query, batch.id, succeeded):
                     file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
                 return file.tell()
 
         now = int(time.time())
@@ -270,9 +279,20 @@ class BatchStore:
             if OURS.fullmatch(path.name) and path.name not in known:
                 with contextlib.suppress(FileNotFoundError):
                     if path.stat().st_mtime < now - 86400:
-                        path.unlink()
+                        _remove(path)
 
     # The database
+
+    @contextlib.contextmanager
+    def _durable(self) -> Iterator[None]:
+        """A transaction that is on the disk at the end, with all before it; others are there soon."""
+        with self._lock:
+            self._database.execute("PRAGMA synchronous=FULL")
+            try:
+                with self._transaction():
+                    yield
+            finally:
+                self._database.execute("PRAGMA synchronous=NORMAL")
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -323,6 +343,23 @@ class BatchStore:
 def file_of(owner: str, filename: str, expires: int | None = None) -> StoredFile:
     """A file of requests that is being uploaded."""
     return StoredFile(new_id("file-"), owner, filename, "batch", 0, int(time.time()), expires)
+
+
+def _sync(path: Path) -> None:
+    """Put a file on the disk, or the names in a folder. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file that no row stands for; `expire` tries again later."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.error("%s cannot be removed now (%s)", path, error.strerror)
 
 
 def _encoded(record: object) -> bytes:

@@ -50,6 +50,10 @@ class StoreAway(StoreError):
     """The database cannot be reached, or has no room. What has failed may be sent again later."""
 
 
+class DiskFailed(StoreAway):
+    """The disk of the database has no room, or refuses something. Of several changes some may be stored."""
+
+
 class RowDamaged(StoreError):
     """One row cannot be read."""
 

@@ -17,10 +17,10 @@ from rwkv_batch.engine.rows.beginnings import mixed
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.rows import Refusal
 from rwkv_batch.engine.scheduling.row import DECODING, PAUSING, Row
+from rwkv_batch.state.entries import Unavailable
 from rwkv_batch.wire.codec import encode
 from rwkv_batch.wire.commands import PAUSED, ListRequests, PauseRequest, RequestCommand, StopRequest
 from rwkv_batch.wire.protocol import (
-    Failed,
     GenerateRequest,
     PausedRow,
     Progress,
@@ -137,7 +137,8 @@ class RequestCommands:
             self._storing.discard(key)
             if error:
                 _hold(rows, False)
-                self._rows.emit(command_key, Failed(command_key[1], f"{error} {GOES_ON}"))
+                kind = Unavailable if isinstance(error, Unavailable) else str
+                self._rows.reply(command_key, kind(f"{error} {GOES_ON}"))
                 return
             live = set(self._scheduler.rows())
             left = [row for row in rows if row in live]

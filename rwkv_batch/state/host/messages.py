@@ -12,13 +12,14 @@ from rwkv_batch.state.entries import (
     CommittedBefore,
     Conflict,
     Dangling,
+    DiskFailed,
     Operation,
     Removed,
     StoreBroken,
     StoreError,
 )
 
-_ERRORS = {kind.__name__: kind for kind in (CommittedBefore, Conflict, Dangling, StoreBroken)}
+_ERRORS = {kind.__name__: kind for kind in (CommittedBefore, Conflict, Dangling, DiskFailed, StoreBroken)}
 
 
 class HostMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):

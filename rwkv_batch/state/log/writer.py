@@ -9,6 +9,7 @@ from functools import partial
 from threading import Thread
 
 from rwkv_batch.state.entries import (
+    DiskFailed,
     Operation,
     PutTurn,
     Refused,
@@ -60,7 +61,8 @@ class GroupCommit:
             error = broken
         except StoreError as failed:
             # Some may fit where all together do not.
-            if len(group) > 1 and not isinstance(failed, StoreAway):
+            away = isinstance(failed, StoreAway) and not isinstance(failed, DiskFailed)
+            if len(group) > 1 and not away:
                 for commit in group:
                     self._commit([commit])
                 return

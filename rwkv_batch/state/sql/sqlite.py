@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from rwkv_batch.state.entries import StoreBroken, StoreError
+from rwkv_batch.state.entries import DiskFailed, StoreBroken, StoreError
 
 BEGINNING = b"SQLite format 3\0"  # of every file
 PAGE = 4096  # rows are short, and a commit writes whole pages
@@ -77,7 +77,10 @@ def readable(data: bytes) -> str:
 
 
 def explain(error: sqlite3.Error, path: Path) -> StoreError:
-    """The error to raise in place of one of SQLite's: StoreBroken if the file is damaged."""
+    """The error to raise in place of one of SQLite's: StoreBroken if the file is damaged.
+
+    DiskFailed: a matter of the disk or of rights, which may be otherwise soon.
+    """
     details = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     if details in _REFUSED:
         return StoreError(f"The database {path} takes no such values ({error}).")
@@ -85,10 +88,10 @@ def explain(error: sqlite3.Error, path: Path) -> StoreError:
     if code in _BROKEN:
         return StoreBroken(f"The database {path} is damaged ({error}).")
     if code == sqlite3.SQLITE_FULL:
-        return StoreError(
+        return DiskFailed(
             f"The disk of the database {path} is full; nothing can be stored before there is room again."
         )
-    return StoreError(
+    return DiskFailed(
         f"The database {path} cannot be used ({error}); see that the file and its directory can be written."
     )
 

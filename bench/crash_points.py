@@ -12,20 +12,31 @@ are killed and the database is checked against what each engine was told.
 With --servers the same is done to servers of so many engines, under clients that take turns over HTTP; front
 ends are killed too, and after every 20 crashes the supervisor, and another server tells the histories.
 
-    python bench/crash_points.py [--points 1000] [--seed 0] [--markdown FILE] [--engines 2,3 | --servers 3]
+Both may run in several processes side by side, each with engines and a database of its own. When the time is
+over, or at SIGINT or SIGTERM, what runs is checked and counted, and the table has what there was until then.
+
+    python bench/crash_points.py [--points 1000] [--seed 0] [--markdown FILE]
+    python bench/crash_points.py --servers 3 | --engines 2,3 [--points 1000] [--jobs 12] [--minutes 7]
 """
 
 import argparse
+import multiprocessing
 import os
 import platform
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 from tqdm import tqdm
@@ -90,58 +101,123 @@ class CrashKind:
 
     events: Sequence[str]
     of_a_round: int
-    play: Callable[[int, int, int, Path, Tally, tqdm], None]
+    play: Callable[[int, int, int, Path, Tally], None]
 
 
-def crash_many(
-    kind: CrashKind, counts: list[int], points: int, seed: int, folder: Path
-) -> tuple[list[str], list[str]]:
-    """A table with a row for each number of engines, and what has failed."""
-    columns = ("engines", *kind.events, *(f"turns {name}" for name in TOLD), "longest wait", "failures")
-    table = [f"| {' | '.join(columns)} |", "|" + "---:|" * len(columns)]
-    failures: list[str] = []
-    with tqdm(total=points, unit="crash", disable=None) as bar:
-        for number, engines in enumerate(counts):
-            tally, left = Tally(), points // len(counts) + (number < points % len(counts))
-            while left:
-                seed += 1
-                events = min(left, kind.of_a_round)
-                kind.play(engines, events, seed, folder / str(seed), tally, bar)
-                left -= events
-            failures += tally.failures
-            numbers = [tally.events[name] for name in kind.events] + [tally.turns[name] for name in TOLD]
-            row = engines, *numbers, f"{tally.longest:.2f} s", len(tally.failures)
-            table.append(f"| {' | '.join(map(str, row))} |")
-            print(table[-1], flush=True)
-    return table, failures
+def crash_many(kind: str, counts: list[int], options: argparse.Namespace, folder: Path) -> list[str]:
+    """Print a table with a row for each number of engines; what has failed."""
+    kinds, over = KINDS_OF_MANY[kind], multiprocessing.get_context("spawn").Event()
+    tallies = {engines: Tally() for engines in counts}
+    with (
+        until_over(over, options.minutes),
+        ProcessPoolExecutor(
+            options.jobs, multiprocessing.get_context("spawn"), begin_job, (over,)
+        ) as executor,
+        tqdm(total=options.points, unit="crash", disable=None) as bar,
+    ):
+        rounds = {
+            executor.submit(play_round, kind, engines, events, seed, folder / str(seed)): engines
+            for engines, events, seed in _rounds(kinds, counts, options.points, options.seed)
+        }
+        for done in as_completed(rounds):
+            found = done.result()
+            tallies[rounds[done]].add(found)
+            bar.update(found.events.total())
+            for sentence in found.failures:
+                print(sentence, file=sys.stderr, flush=True)
+    columns = ("engines", *kinds.events, *(f"turns {name}" for name in TOLD), "longest wait", "failures")
+    print(f"{sum(tally.events.total() for tally in tallies.values()):,} points, {options.jobs} at a time")
+    print(f"| {' | '.join(columns)} |", "|" + "---:|" * len(columns), sep="\n")
+    for engines, tally in tallies.items():
+        numbers = [tally.events[name] for name in kinds.events] + [tally.turns[name] for name in TOLD]
+        row = engines, *numbers, f"{tally.longest:.2f} s", len(tally.failures)
+        print(f"| {' | '.join(map(str, row))} |", flush=True)
+    return [failure for tally in tallies.values() for failure in tally.failures]
 
 
-def _crash_engines(engines: int, events: int, seed: int, folder: Path, tally: Tally, bar: tqdm) -> None:
+def _rounds(kind: CrashKind, counts: list[int], points: int, seed: int) -> Iterator[tuple[int, int, int]]:
+    """Of each: how many engines, how many crashes, and its seed."""
+    for number, engines in enumerate(counts):
+        left = points // len(counts) + (number < points % len(counts))
+        while left:
+            seed += 1
+            yield engines, min(left, kind.of_a_round), seed
+            left -= min(left, kind.of_a_round)
+
+
+@contextmanager
+def until_over(over: Event, minutes: float | None) -> Iterator[None]:
+    """It is over after so many minutes, or at a signal; the next signal ends this program."""
+
+    def stop(number: int, _: object) -> None:
+        over.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    timer = threading.Timer(60 * minutes, over.set) if minutes else None
+    if timer:
+        timer.daemon = True
+        timer.start()
+    yield
+    if timer:
+        timer.cancel()
+
+
+def begin_job(over: Event) -> None:
+    """In a process that plays rounds. Signals to the program, and to its group, are not for its servers."""
+    global _over
+    _over = over
+    os.setsid()
+
+
+def play_round(kind: str, engines: int, events: int, seed: int, folder: Path) -> Tally:
+    """What has happened. An exception is a failure of the round."""
+    tally = Tally()
+    if not _over.is_set():
+        try:
+            KINDS_OF_MANY[kind].play(engines, events, seed, folder, tally)
+        except Exception:
+            tally.failures.append(f"round {seed}: {traceback.format_exc()}")
+    return tally
+
+
+def _crash_engines(engines: int, events: int, seed: int, folder: Path, tally: Tally) -> None:
     """On one database."""
-    for _ in host_crash.Rounds(folder, engines, seed, STOP_SECONDS, tally).run(events):
-        bar.update()
+    rounds = host_crash.Rounds(folder, engines, seed, STOP_SECONDS, tally)
+    for _ in rounds.run(events):
+        if _over.is_set():
+            rounds.end()
+            break
 
 
-def _crash_servers(engines: int, events: int, seed: int, folder: Path, tally: Tally, bar: tqdm) -> None:
+def _crash_servers(engines: int, events: int, seed: int, folder: Path, tally: Tally) -> None:
     """A server is started twice for them. The last event is the end of its supervisor."""
     database = folder.with_suffix(".db")
     devices = ["--device", ",".join(["cpu"] * engines), "--frontends", "2", "--max-rows", "4"]
     flags = [*devices, "--threads", str(engines), "--hung-seconds", "60", "--state-db", str(database)]
     server = Server(*flags)
     crashes = server_crash.ServerCrashes(server, seed, STOP_SECONDS, tally)
-    for _ in crashes.run(events - 1):
-        bar.update()
-    server_crash.end_without_supervisor(server)
-    crashes.stop()
+    try:
+        for _ in crashes.run(events - 1):
+            if _over.is_set():
+                break
+    finally:
+        shutil.copy(Path(server.scratch) / "log", folder.with_suffix(".log"))
+        left = server_crash.kill_supervisor(server)
+        crashes.stop()
+        server_crash.until_ended(left)
     tally.events["kill supervisor"] += 1
-    bar.update()
     server = Server(*flags)
     crashes.check(server)
     server.stop()
 
 
-ENGINES = CrashKind(("kill engine", "kill writer", "stop engine", "stop writer"), 50, _crash_engines)
-SERVERS = CrashKind((*server_crash.EVENTS, "kill supervisor"), 20, _crash_servers)
+_over: Event  # of a job: no round begins any more, and the one that runs ends
+KINDS_OF_MANY = {
+    "engines": CrashKind(("kill engine", "kill writer", "stop engine", "stop writer"), 50, _crash_engines),
+    "servers": CrashKind((*server_crash.EVENTS, "kill supervisor"), 20, _crash_servers),
+}
 
 
 def page(rows: list[tuple]) -> str:
@@ -178,14 +254,14 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="file for the result as a page")
     parser.add_argument("--engines", type=lambda text: [int(n) for n in text.split(",")], help="how many")
     parser.add_argument("--servers", type=lambda text: [int(n) for n in text.split(",")], help="of how many")
+    parser.add_argument("--jobs", type=int, default=1, help="rounds at a time, of engines or servers")
+    parser.add_argument("--minutes", type=float, help="after which they end early")
     options = parser.parse_args()
     if options.engines or options.servers:
         folder = Path(tempfile.mkdtemp(prefix="crash-points-"))
-        kind, counts = (ENGINES, options.engines) if options.engines else (SERVERS, options.servers)
-        table, failures = crash_many(kind, counts, options.points, options.seed, folder)
-        print("\n".join(table))
-        if failures:
-            sys.exit("\n".join(failures))
+        kind, counts = ("engines", options.engines) if options.engines else ("servers", options.servers)
+        if crash_many(kind, counts, options, folder):
+            sys.exit(f"What is left of the rounds lies in {folder}.")
         shutil.rmtree(folder)
         return
     if reason := power_cut.missing():

@@ -10,6 +10,7 @@ fast as they can. So what is measured is the front ends, the wire and HTTP. The 
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -39,6 +40,7 @@ from rwkv_batch.wire.protocol import Accepted, Cancel, Event, GenerateRequest, P
 from rwkv_batch.wire.supervision import EngineInfo, Ping, Serving, Stop
 
 ROWS = 4096
+PARENT_DEATH_SIGNAL = 1  # an option of prctl
 FEW, MANY = 4, 256  # tokens of a request of the first measurement, and of a stream
 PATH = "/v1/completions"
 LUA = """wrk.method = "POST"
@@ -140,13 +142,17 @@ def answer(
 
 
 def serve(arguments: list[str]) -> int:
-    """The server of app.py with these engines in place of its own, behind the milliseconds of a step."""
+    """The server of app.py with these engines in place of its own, behind the milliseconds of a step.
+
+    It ends when what has started it does.
+    """
+    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
     supervisor.run_engine = partial(answer, step_seconds=float(arguments[0]) / 1000)
     return app.main(arguments[1:])
 
 
 class Host:
-    """The server in a process of its own."""
+    """The server in a process of its own, which signals to this one's group do not reach."""
 
     def __init__(self, frontends: int, engines: int, *more: str, step_ms: float = 0.0) -> None:
         """more: further flags of app.py."""
@@ -160,7 +166,9 @@ class Host:
         flags += ["--state-db", ":memory:", "--max-waiting", str(1 << 20), *more]
         with self._log.open("wb") as log:
             command = [sys.executable, "-m", "bench.frontends", "--serve", str(step_ms), *flags]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
 
     def __enter__(self) -> "Host":
         while True:
@@ -253,6 +261,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if shutil.which("wrk") is None:
         parser.error("wrk is missing; install it, as with apt install wrk")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("It was ended early."))  # and its server with it
     print(f"{cores} cores, {options.frontends} front ends; CPU of the busiest engine and front end, of 1")
     print("| engines | at a time | tokens each | requests/s | tokens/s | P99 | failed | engine | front end |")
     print("|---|---|---|---|---|---|---|---|---|")

@@ -4,14 +4,17 @@
 The engines only answer (bench/frontends.py), so that there are many requests. What each must get follows from
 its number: its kind, its prompt and so its text. Every minute an engine is killed (kill -9). A stream that
 had sent text by then may end with the error event, behind text that is the beginning of what it must be;
-nothing else may fail. Linux only: it reads /proc.
+nothing else may fail. Linux only: it reads /proc. When the time is over, or at SIGINT or SIGTERM, no further
+request is sent, and the table has what there was until then.
 
     python -m bench.soak [--requests 1000000] [--engines 3] [--frontends 2] [--clients 64] [--kill-every 60]
+                         [--processes 1] [--minutes 1440]
 """
 
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -19,8 +22,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -135,31 +141,46 @@ def events(body: bytes) -> Iterator[dict]:
             yield json.loads(line.removeprefix("data: "))
 
 
-class Soak:
-    """The requests, and what has become of them."""
+@dataclass
+class SoakTally:
+    """What has become of requests."""
 
-    def __init__(self, host: Host, requests: int, seconds: float) -> None:
-        """seconds: after which no further request is sent."""
-        self._until = time.monotonic() + seconds
-        self._host, self._port = host, int(host.url.rpartition(":")[2])
-        self._numbers = iter(range(requests))
-        self._killed = -AFTER_KILL  # when an engine was last
-        self.kills = 0
-        self.found: Counter[tuple[str, str]] = Counter()  # by kind and outcome
-        self.wrong: list[str] = []
-        self.slowest = 0.0  # seconds
+    found: Counter[tuple[str, str]] = field(default_factory=Counter)  # by kind and outcome
+    wrong: list[str] = field(default_factory=list)
+    slowest: float = 0.0  # seconds
 
-    async def run(self, clients: int, kill_every: float, bar: tqdm) -> None:
-        killer = asyncio.create_task(self._kill(kill_every))
+    def add(self, other: "SoakTally") -> None:
+        self.found += other.found
+        self.wrong += other.wrong
+        self.slowest = max(self.slowest, other.slowest)
+
+
+class SoakClients:
+    """Some of the clients, in a process that says every second what has become of its requests."""
+
+    def __init__(self, port: int, numbers: range, until: Any, killed: Any) -> None:
+        """until: when no further request is sent. killed: when an engine was. Both are shared numbers."""
+        self._port, self._numbers, self._until, self._killed = port, iter(numbers), until, killed
+        self._tally = SoakTally()
+
+    async def run(self, clients: int, said: Connection) -> None:
+        saying = asyncio.create_task(self._say(said))
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
-                group.create_task(self._client(bar))
-        killer.cancel()
+                group.create_task(self._client())
+        saying.cancel()
+        said.send(self._tally)
 
-    async def _client(self, bar: tqdm) -> None:
+    async def _say(self, said: Connection) -> None:
+        while True:
+            await asyncio.sleep(1)
+            said.send(self._tally)
+            self._tally = SoakTally()
+
+    async def _client(self) -> None:
         connection = SoakConnection(self._port)
         for index in self._numbers:
-            if time.monotonic() > self._until:
+            if time.monotonic() > self._until.value:
                 break
             request, began = SoakRequest(index), time.monotonic()
             try:
@@ -170,24 +191,77 @@ class Soak:
                 outcome = request.judge(reply)
             except (OSError, EOFError, TimeoutError, ValueError) as error:
                 outcome = f"{type(error).__name__}: {error}"
-            self.slowest = max(self.slowest, time.monotonic() - began)
-            if outcome == "cut off" and time.monotonic() - self._killed > AFTER_KILL:
+            tally = self._tally
+            tally.slowest = max(tally.slowest, time.monotonic() - began)
+            if outcome == "cut off" and time.monotonic() - self._killed.value > AFTER_KILL:
                 outcome = "cut off though no engine was killed"
             if outcome not in ("whole", "cut off"):
-                self.wrong.append(f"request {index} ({request.kind}): {outcome}")
+                tally.wrong.append(f"request {index} ({request.kind}): {outcome}")
                 outcome = "wrong"
-            self.found[request.kind, outcome] += 1
-            bar.update()
+            tally.found[request.kind, outcome] += 1
         connection.close()
 
-    async def _kill(self, every: float) -> None:
-        draw = random.Random(0)
-        while True:
-            await asyncio.sleep(every)
-            engines = [pid for name, pid in self._host.processes().items() if name.startswith("engine")]
-            self._killed = time.monotonic()
-            self.kills += 1
-            os.kill(draw.choice(engines), signal.SIGKILL)
+
+def run_clients(port: int, numbers: range, clients: int, until: Any, killed: Any, said: Connection) -> None:
+    """The process. Signals to the program, and to its group, are not for its clients."""
+    os.setsid()
+    asyncio.run(SoakClients(port, numbers, until, killed).run(clients, said))
+
+
+class Soak:
+    """The requests, and what has become of them."""
+
+    def __init__(self, host: Host, options: argparse.Namespace) -> None:
+        self._host, self._options, self.tally = host, options, SoakTally()
+        context = multiprocessing.get_context("spawn")
+        self._until = context.Value("d", time.monotonic() + 60 * options.minutes)
+        self._killed = context.Value("d", -AFTER_KILL)
+        self.kills = 0
+        self.held = list[dict[str, float]]()  # after each part; see `memory`
+        self._draw = random.Random(0)
+        self._running: dict[Connection, SpawnProcess] = {}
+        port, processes = int(host.url.rpartition(":")[2]), options.processes
+        for number in range(processes):
+            clients = options.clients // processes + (number < options.clients % processes)
+            numbers = range(number, options.requests, processes)
+            ours, theirs = context.Pipe(duplex=False)
+            arguments = port, numbers, clients, self._until, self._killed, theirs
+            process = context.Process(target=run_clients, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            self._running[ours] = process
+
+    def stop(self, *_: object) -> None:
+        """No further request is sent."""
+        self._until.value = 0.0
+
+    def run(self) -> None:
+        options, killing = self._options, time.monotonic() + self._options.kill_every
+        with tqdm(total=options.requests, unit="request", disable=None) as bar:
+            while self._running:
+                for said in wait([*self._running], max(0.0, min(1.0, killing - time.monotonic()))):
+                    assert isinstance(said, Connection)
+                    try:
+                        self.tally.add(said.recv())
+                    except EOFError:
+                        self._running.pop(said).join()
+                bar.update(self.sent - bar.n)
+                if self.sent >= options.requests * len(self.held) / PARTS:
+                    self.held.append(memory(self._host))
+                if time.monotonic() > killing:
+                    self._kill()
+                    killing += options.kill_every
+        self.held.append(memory(self._host))
+
+    @property
+    def sent(self) -> int:
+        return self.tally.found.total()
+
+    def _kill(self) -> None:
+        engines = [pid for name, pid in self._host.processes().items() if name.startswith("engine")]
+        self._killed.value = time.monotonic()
+        self.kills += 1
+        os.kill(self._draw.choice(engines), signal.SIGKILL)
 
 
 def memory(host: Host) -> dict[str, float]:
@@ -208,34 +282,26 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--clients", type=int, default=64, help="at a time")
     parser.add_argument("--kill-every", type=float, default=60.0, help="seconds")
     parser.add_argument("--minutes", type=float, default=24 * 60.0, help="after which it ends")
+    parser.add_argument("--processes", type=int, default=1, help="that have the clients")
     options = parser.parse_args(arguments)
     with Host(options.frontends, options.engines) as host:
-        soak, held = Soak(host, options.requests, 60 * options.minutes), list[dict[str, float]]()
         began = time.monotonic()
-
-        async def run() -> None:
-            with tqdm(total=options.requests, unit="request", disable=None) as bar:
-                running = asyncio.create_task(soak.run(options.clients, options.kill_every, bar))
-                while not running.done():
-                    if sum(soak.found.values()) >= options.requests * len(held) / PARTS:
-                        held.append(memory(host))
-                    await asyncio.wait([running], timeout=1)
-                await running
-
-        asyncio.run(run())
+        soak = Soak(host, options)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, soak.stop)
+        soak.run()
         seconds = time.monotonic() - began
-        held.append(memory(host))
-    sent = sum(soak.found.values())
+    sent, tally, held = soak.sent, soak.tally, soak.held
     print(f"{sent:,} requests in {seconds:,.0f} s, {sent / seconds:,.0f} a second")
-    print(f"slowest {soak.slowest:.2f} s; {soak.kills} engines killed")
+    print(f"slowest {tally.slowest:.2f} s; {soak.kills} engines killed")
     print("| kind | whole | cut off | wrong |\n|---|---:|---:|---:|")
     for kind in KINDS:
-        counts = [soak.found[kind, each] for each in ("whole", "cut off", "wrong")]
+        counts = [tally.found[kind, each] for each in ("whole", "cut off", "wrong")]
         print(f"| {kind} | {' | '.join(map(str, counts))} |")
     sums = [sum(each.values()) for each in held]
     print("memory of the front ends together, MB:", " ".join(f"{each:.0f}" for each in sums))
-    if soak.wrong:
-        sys.exit("\n".join(soak.wrong[:20]))
+    if tally.wrong:
+        sys.exit("\n".join(tally.wrong[:20]))
     return 1 if sent >= WARM and sums[-1] > GROWTH * sums[min(3, len(sums) - 1)] else 0
 
 

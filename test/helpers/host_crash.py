@@ -107,6 +107,13 @@ class Tally:
     longest: float = 0.0  # seconds that a commit took of an engine that was not stopped
     failures: list[str] = field(default_factory=list)
 
+    def add(self, other: "Tally") -> None:
+        """What has happened elsewhere."""
+        self.events += other.events
+        self.turns += other.turns
+        self.longest = max(self.longest, other.longest)
+        self.failures += other.failures
+
 
 @dataclass(eq=False)
 class _Engine:

@@ -26,6 +26,7 @@ CLIENTS = 4
 EVENTS = ("kill engine", "kill database", "kill front end", "stop engine")
 WEIGHTS = (4, 2, 1, 3)
 PAUSE = (0.3, 1.5)  # seconds between two events
+THINKS = 0.03  # seconds between two turns of a client, which leave the cores to processes that start
 PATIENCE = 180.0  # seconds for a reply, of an engine that may be stopped
 ENDED = 90.0  # seconds that processes without a supervisor may take to end
 GREEDY = {"temperature": 0, "alpha_presence": 0, "alpha_frequency": 0, "max_tokens": 3}
@@ -58,6 +59,7 @@ class ServerCrashes:
         self._turns: dict[int, AskedTurn] = {}
         self._stopped: list[tuple[float, float]] = []  # when engines were
         self._threads: list[threading.Thread] = []
+        self._timers: dict[threading.Timer, int] = {}  # which continue these processes
 
     def run(self, events: int) -> Iterator[None]:
         """So many events, one after the other, while clients take turns."""
@@ -71,8 +73,11 @@ class ServerCrashes:
             yield
 
     def stop(self) -> None:
-        """Let the last turns end. No engine is stopped any more then."""
+        """Let the last turns end. Engines that are still stopped go on at once."""
         self._over.set()
+        for timer, pid in self._timers.items():
+            timer.cancel()
+            _signal(pid, signal.SIGCONT)
         for thread in self._threads:
             thread.join()
 
@@ -92,8 +97,7 @@ class ServerCrashes:
             turn.text = said["choices"][0]["message"]["content"]
         elif reply.status_code == 200:
             turn.status = 500  # the reply had begun
-        else:
-            self._over.wait(0.05)
+        self._over.wait(THINKS)
 
     def _event(self) -> None:
         kind = self._draw.choices(EVENTS, WEIGHTS)[0]
@@ -118,7 +122,7 @@ class ServerCrashes:
         timer = threading.Timer(seconds, _signal, (pid, signal.SIGCONT))
         timer.daemon = True
         timer.start()
-        self._threads.append(timer)
+        self._timers[timer] = pid
 
     def _ready(self) -> set[str]:
         with suppress(httpx.TransportError):
@@ -160,12 +164,16 @@ class ServerCrashes:
                         fail(f"turn {other} was asked for behind turn {number} and stands in front of it")
 
 
-def end_without_supervisor(server: Server) -> None:
-    """Kill the supervisor, and wait until its processes have ended, which store first."""
+def kill_supervisor(server: Server) -> list[int]:
+    """The processes that are left, which store and end by themselves."""
     left = [*server.children().values()]
     server.process.kill()
     server.process.wait()
-    until(lambda: not any(map(alive, left)), ENDED)
+    return left
+
+
+def until_ended(pids: Sequence[int]) -> None:
+    until(lambda: not any(map(alive, pids)), ENDED)
 
 
 def _history(server: Server, session: str) -> list[dict]:

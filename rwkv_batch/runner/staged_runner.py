@@ -5,9 +5,10 @@ all stages have work. What a row draws goes from the last stage to the first wit
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,13 +20,14 @@ from rwkv_batch.model.cuda.stage import StageRows
 from rwkv_batch.model.cuda.staged import StagedCuda
 from rwkv_batch.ops.cuda.abi import STOPS
 from rwkv_batch.ops.cuda.inputs.handover import Handover, Parcel, handover_bytes
+from rwkv_batch.ops.cuda.inputs.packing import NO_SLOT
 from rwkv_batch.ops.cuda.inputs.staging import upload
 from rwkv_batch.ops.device import reserve_bytes
 from rwkv_batch.ops.low_rank import LowRankAdapter
 from rwkv_batch.runner.cuda_runner import MOST_STEPS, QueuedDraws
 from rwkv_batch.runner.groups import Groups, Piece
 from rwkv_batch.runner.limits import GPU_LIMITS
-from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, DrawUnder, NewRow
+from rwkv_batch.runner.protocol import LAST, NO_ADAPTERS, AdapterRoom, Batch, Draws, DrawUnder, NewRow
 from rwkv_batch.runner.warmup import launch_all_kernels, logits_bytes, run_largest_step
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs
 from rwkv_batch.sampling.masks import RowMasks
@@ -89,6 +91,15 @@ class Fed:
     scores: PromptScores
 
 
+@dataclass(frozen=True)
+class SentDraws:
+    """Draws on their way to the first stage."""
+
+    parcel: Parcel
+    slots: list[int]  # of the rows that drew
+    void: list[int] = field(default_factory=list)  # places of slots that another row has had since
+
+
 class StagedRunner:
     """The runner of a model in fp16 in stages; see Runner."""
 
@@ -111,8 +122,7 @@ class StagedRunner:
         self.most_steps = 1 if self._invariant else MOST_STEPS
         self._adapters = adapters if models[-1].takes_adapters else NO_ADAPTERS
         self._groups = Groups(groups or len({*self.devices}))
-        # Draws that the first stage has not recorded yet, oldest first, and the slots that they are of.
-        self._drawn: deque[tuple[Parcel, frozenset[int]]] = deque()
+        self._drawn: deque[SentDraws] = deque()  # that the first stage has not recorded yet, oldest first
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
         slots, shape = rows + idle_slots, self.model.checkpoint
@@ -141,7 +151,8 @@ class StagedRunner:
 
     @torch.inference_mode()
     def begin(self, slot: int, row: NewRow) -> None:
-        self._record_drawn({slot})  # of a row that was there before
+        for sent in self._drawn:
+            sent.void.extend(place for place, other in enumerate(sent.slots) if other == slot)
         self.sampler.begin(slot, row.sampling, row.seed, row.stream, row.drawn, row.prompt)
         possible = [stop for stop in row.stop_ids if 0 <= stop < self.model.checkpoint.vocab]
         for feed in self._feeds:
@@ -185,7 +196,7 @@ class StagedRunner:
     def _forward(self, part: Part, keep: bool = False) -> Fed:
         """keep: the logits while other parts run."""
         batch = part.batch
-        self._record_drawn({*batch.slots})
+        self._record_drawn(_fed_last(batch))
         scores = PromptScores(batch.scored, self.device, self._invariant)
         rows = StageRows(batch.tokens, batch.counts, batch.slots, batch.draws, batch.adapters, scores)
         logits, slots = self.model.run(rows)
@@ -206,7 +217,7 @@ class StagedRunner:
         ids = self.sampler.sample_async(logits, fed.slots, masks=masks, feed=self._feeds[-1])
         if len(self._drawn) == TURNS:
             self._record_oldest(1)
-        self._drawn.append((self._back.send([ids, fed.slots]), frozenset(drawing)))
+        self._drawn.append(SentDraws(self._back.send([ids, fed.slots]), drawing))
         tops = batch.top_logprobs
         if not tops:
             return QueuedDraws(ids, fed.scores, scored)
@@ -214,22 +225,32 @@ class StagedRunner:
         found = logprobs(logits[of], ids[of], max(tops.values()), self._invariant)
         return QueuedDraws(ids, fed.scores, scored, found, tops.values())
 
-    def _record_drawn(self, slots: Collection[int]) -> None:
+    def _record_drawn(self, slots: set[int]) -> None:
         """Have the first stage take what rows in these slots have drawn, and what was drawn before that.
 
         Its stream waits for the last stage to draw it, so this comes as late as can be.
         """
-        self._record_oldest(
-            max((i + 1 for i, (_, of) in enumerate(self._drawn) if not of.isdisjoint(slots)), default=0)
-        )
+        if slots:
+            sent = enumerate(self._drawn, 1)
+            self._record_oldest(max((n for n, each in sent if not slots.isdisjoint(each.slots)), default=0))
 
     def _record_oldest(self, count: int) -> None:
         with torch.cuda.device(self.devices[0]) if count else nullcontext():
             for _ in range(count):
-                parcel, _ = self._drawn.popleft()
-                ids, drawing = self._back.receive(parcel)
-                self._feeds[0].record_drawn(ids, drawing)
-                self._back.release(parcel)
+                sent = self._drawn.popleft()
+                ids, slots = self._back.receive(sent.parcel)
+                if sent.void:
+                    slots.index_fill_(0, upload(sent.void, self.devices[0]), NO_SLOT)
+                self._feeds[0].record_drawn(ids, slots)
+                self._back.release(sent.parcel)
+
+
+def _fed_last(batch: Batch) -> set[int]:
+    """The slots of rows that are fed what they drew last."""
+    if LAST not in batch.tokens:
+        return set()
+    ends = accumulate(batch.counts)
+    return {slot for slot, end in zip(batch.slots, ends, strict=True) if batch.tokens[end - 1] == LAST}
 
 
 def _part_of(batch: Batch, group: Sequence[Piece], starts: Sequence[int], places: dict[int, int]) -> Part:

@@ -23,7 +23,7 @@ from rwkv_batch.model.stages import layers_of_stages
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.inputs.handover import Handover, handover_bytes
 from rwkv_batch.ops.low_rank import readout_adapter
-from rwkv_batch.runner import backends, groups
+from rwkv_batch.runner import backends, groups, staged_runner
 from rwkv_batch.runner.cuda_runner import CUDA_MODELS, CudaRunner
 from rwkv_batch.runner.protocol import LAST, NO_ADAPTERS, AdapterRoom, Batch, Draws, NewRow, Runner
 from rwkv_batch.runner.staged_runner import StagedRunner
@@ -203,6 +203,35 @@ def test_many_rows_in_groups_draw_what_they_draw_alone():
     whole = texts(one_gpu(checkpoint, torch.float32, True, 100))
     staged = texts(in_stages(checkpoint, 2, torch.float32, True, 2, 100))
     assert {s: until_stop(ids) for s, ids in staged.items()} == {s: until_stop(i) for s, i in whole.items()}
+
+
+def test_a_row_that_begins_waits_for_no_draws_of_others(monkeypatch):
+    """Nor does its prompt, and what the row before it in its slot drew late is not its own."""
+    waits = []
+
+    class CountedHandover(Handover):
+        def receive(self, parcel):
+            waits.append(parcel)
+            return super().receive(parcel)
+
+    def texts(runner: Runner) -> list[list[int]]:
+        for slot in (0, 2):
+            runner.begin(slot, NewRow(Sampling(temperature=1.0), 7, slot, ()))
+        draws = [runner.run(Batch([3, 4, 5, 6], [3, 1], [0, 2], [0, 1]))]
+        draws.append(runner.run(Batch([LAST] * 2, [1] * 2, [0, 2], [0, 1])))
+        waits.clear()
+        runner.begin(0, NewRow(Sampling(temperature=0), 9, 0, tuple(range(4))))
+        draws.append(runner.run(Batch([8, 9, 10], [3], [0], [0])))
+        assert not waits
+        draws.append(runner.run(Batch([LAST] * 2, [1] * 2, [2, 0], [0, 1])))
+        draws.append(runner.run(Batch([LAST] * 2, [1] * 2, [2, 0], [0, 1])))
+        return [each.wait() for each in draws]
+
+    monkeypatch.setattr(staged_runner, "Handover", CountedHandover)
+    checkpoint = MODELS["rwkv7"]()
+    staged = texts(in_stages(checkpoint, 2))
+    assert len(waits) == 3  # the draws of three steps, which rows were fed
+    assert staged == texts(one_gpu(checkpoint))
 
 
 @on_gpu

@@ -21,7 +21,7 @@ from rwkv_batch.ops.cuda.context import pci_address, prepare_context
 from rwkv_batch.ops.torch_libraries import loading_libraries
 from rwkv_batch.processes.announcing import announce
 from rwkv_batch.processes.changes import ChangeQueue
-from rwkv_batch.processes.child import Child
+from rwkv_batch.processes.child import Child, end_all
 from rwkv_batch.processes.cores import stay_near
 from rwkv_batch.processes.databases import Databases
 from rwkv_batch.processes.folder import SOCKET, NoFolder, runtime_folder
@@ -47,6 +47,7 @@ from rwkv_batch.wire.supervision import (
 
 SAVE_SECONDS = 60.0  # the engine's time to commit what is not stored yet, once no request is running
 CUT_OFF_SECONDS = 2.0  # the front ends' time, past the deadline, to end the requests that are still running
+KILLED_WITHIN = 10.0  # seconds in which a process ends that is killed, unless a device or a disk keeps it
 RESTART_PAUSE = 0.5  # seconds between restarts of something that dies at once
 ENGINE_RESTARTS = 3  # in a row, without having become ready
 FRONTEND, BATCHES = "frontend", "batches"  # kinds of front ends
@@ -126,12 +127,13 @@ class EngineProcess:
         self.held: Serving | None = None  # what it would serve, until a change of the others is over
         self.missing: list[bytes] = []  # changes that the others have made since its process was started
         self.deaf = False  # its process is ending, or should have ended
+        self.killed = False  # its process has been, as it hung, and may take long to end
         self.failures = 0  # since one was ready
         self.gone = False  # it is not started any more
         self.pulse = pulse
 
     def start(self, changes: Sequence[bytes]) -> None:
-        self.serving, self.held, self.missing, self.deaf = None, None, [], False
+        self.serving, self.held, self.missing, self.deaf, self.killed = None, None, [], False, False
         self.started = True
         self.pulse.rest()
         self.child = Child(self.name, run_engine, self.configs, self.address, changes)
@@ -151,6 +153,7 @@ class Supervisor:
         self._began = False  # whether all engines have been ready
         self._changes = ChangeQueue()
         self._restarts = Restarts()
+        self._kept: list[Child] = []  # that were killed and have not ended
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup)
@@ -160,14 +163,25 @@ class Supervisor:
                 signal.signal(number, lambda *_: None)  # the byte in the pipe is the message
 
     def run(self) -> int:
-        """Serve until a signal. Returns the exit code: 2 if the configuration cannot be served."""
+        """Serve until a signal. Returns the exit code: 2 if the configuration cannot be served.
+
+        Where a process does not end though it is killed, this one ends at once, with that code.
+        """
         try:
             allow_open_files()
             probe(self._config.frontend.host, self._config.frontend.port)
             with runtime_folder() as folder:
-                return self._run_in(folder)
+                code = self._run_in(folder)
         except (TooFewFiles, CannotListen, NoFolder) as error:
             return refuse(str(error))
+        if self._kept:
+            names = " and ".join(child.name for child in self._kept)
+            log.error(
+                "%s cannot be ended, as a device or a disk keeps it; the server ends without waiting", names
+            )
+            logging.shutdown()
+            os._exit(code)  # multiprocessing would wait for it
+        return code
 
     def _run_in(self, folder: Path) -> int:
         self._folder, self._databases = (
@@ -256,6 +270,7 @@ class Supervisor:
                 case "hung":
                     log.error("%s has made no step for %.0f s; it is ended", engine.name, engine.pulse.silent)
                     engine.child.process.kill()
+                    engine.killed = True
                     self._lose(engine)  # now: one that waits for a device ends later, if ever
 
     def _note_silence(self, engine: EngineProcess, seconds: float) -> None:
@@ -325,18 +340,19 @@ class Supervisor:
         except (EOFError, OSError):
             return  # it has died
         match message:
-            case ChangeWanted():
-                self._changes.wanted(frontend)
-            case ChangeOver(command=command):
-                if command is not None:
-                    for engine in self._living:
-                        if engine.serving is None:
-                            engine.missing.append(command)
-                self._changes.over(frontend, command)
-                self._release()
+            case ChangeWanted(command=command):
+                self._changes.wanted(frontend, command)
+            case ChangeOver(made=made):
+                self._release(self._changes.over(frontend, made))
 
-    def _release(self) -> None:
-        """A change is over: engines serve that are ready and have waited for that, and the next may begin."""
+    def _release(self, made: bytes | None) -> None:
+        """A change is over: engines serve that are ready and have waited for that, and the next may begin.
+
+        made: what engines have to make that do not serve yet; None: nothing.
+        """
+        for engine in self._living:
+            if made is not None and engine.serving is None:
+                engine.missing.append(made)
         for engine in self._living:
             if engine.held:
                 serving, engine.held = engine.held, None
@@ -394,8 +410,7 @@ class Supervisor:
     def _restart_frontend(self, dead: Child) -> None:
         dead.close()
         self._frontends.remove(dead)
-        self._changes.lost(dead)
-        self._release()
+        self._release(self._changes.lost(dead))
         log.warning("%s died (exit code %s); another is started", dead.name, dead.process.exitcode)
         for engine in self._living:
             engine.child.send(FrontendLost(dead.name))
@@ -443,7 +458,7 @@ class Supervisor:
                 engine.child.process.kill()
             else:
                 engine.child.send(Stop())
-        self._await_end([engine.child for engine in self._living], self._databases)
+        self._await_end([engine.child for engine in self._living if not engine.killed], self._databases)
         self._await_end(self._databases.stop())
         return 0
 
@@ -463,9 +478,7 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         engines = [engine.child for engine in self._living if engine.started]
-        for child in [*self._frontends, *engines, *self._databases.children]:
-            child.process.kill()
-            child.close()
+        self._kept = end_all([*self._frontends, *engines, *self._databases.children], KILLED_WITHIN)
 
 
 def refuse(message: str) -> int:

@@ -4,8 +4,9 @@ import logging
 import multiprocessing
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from multiprocessing.connection import wait
 from threading import Thread
 
 REFUSED = 2  # the exit code of what cannot do its work, for which nothing starts it again
@@ -52,3 +53,15 @@ class Child:
         with suppress(OSError):  # it has died, which its sentinel reports
             while (message := self._outbox.get()) is not None:
                 self.control.send(message)
+
+
+def end_all(children: Iterable[Child], seconds: float) -> list[Child]:
+    """Kill them. Returns those that do not end within so many seconds, as a device or a disk keeps them."""
+    left: dict[object, Child] = {child.process.sentinel: child for child in children}
+    for child in left.values():
+        child.process.kill()
+    deadline = time.monotonic() + seconds
+    while left and (patience := deadline - time.monotonic()) > 0:
+        for sentinel in wait([child.process.sentinel for child in left.values()], patience):
+            left.pop(sentinel).close()
+    return [*left.values()]

@@ -75,16 +75,18 @@ class Stalled(Struct, frozen=True):
 class ChangeWanted(Struct, frozen=True):
     """A front end waits until no other one changes models or adapters."""
 
+    # LoadModel, RemoveModel, LoadAdapter or RemoveAdapter, as codec.py encodes it
+    command: bytes
+
 
 class ChangeGranted(Struct, frozen=True):
     """None does. No engine begins to serve until this one is over."""
 
 
 class ChangeOver(Struct, frozen=True):
-    """All engines have made a change of models or adapters, which one that is started later makes too."""
+    """The change that was granted is over."""
 
-    # LoadModel, RemoveModel, LoadAdapter or RemoveAdapter, as codec.py encodes it; None: nothing has changed
-    command: bytes | None
+    made: bool  # by all engines, and one that is started later makes it too; False: nothing has changed
 
 
 class CatchUp(Struct, frozen=True):

@@ -74,12 +74,25 @@ def test_one_change_is_made_at_a_time_in_the_order_of_asking():
     changes, one, two, three = ChangeQueue(), FrontendPipe(), FrontendPipe(), FrontendPipe()
     load = encode(LoadModel("i", "1", "a"))
     for each in (one, two, three):
-        changes.wanted(each)
+        changes.wanted(each, load)
     assert (one.granted, two.granted, three.granted) == (1, 0, 0) and changes.under_way
-    changes.over(one, load)
+    assert changes.over(one, made=True) == load
     changes.grant()
     assert (two.granted, three.granted, changes.made) == (1, 0, [load])
-    changes.lost(three)
-    changes.lost(two)  # while it makes one
+    assert changes.over(one, made=True) is None  # which has had its turn
+    assert changes.lost(three) is None  # which had none
+    assert changes.over(two, made=False) is None
     changes.grant()
     assert not changes.under_way and three.granted == 0 and changes.made == [load]
+
+
+def test_what_a_front_end_was_changing_when_it_died_is_made_by_those_that_start_later():
+    """Engines carry out what they have been sent, though nobody waits for the answer."""
+    changes, one, two = ChangeQueue(), FrontendPipe(), FrontendPipe()
+    load, adapter = encode(LoadModel("i", "1", "a")), encode(LoadAdapter("i", "x", "1", to_model="a"))
+    changes.wanted(one, load)
+    changes.wanted(two, adapter)
+    assert changes.lost(one) == load
+    changes.grant()
+    assert two.granted == 1 and changes.lost(two) == adapter
+    assert changes.made == [load, adapter] and not changes.under_way

@@ -190,6 +190,20 @@ def test_everything_ends_when_the_supervisor_is_killed():
     until(lambda: not any(alive(pid) for pid in pids))
 
 
+def test_the_server_ends_though_a_process_does_not():
+    """One whose device has hung cannot be killed; nobody waits for it for ever."""
+    kept = 'python=$1; shift 2; exec "$python" test/helpers/kept_engine.py "$@"'
+    server = Server("--device", "cpu", "--frontends", "1", through=kept)
+    pids = server.children()
+    try:
+        assert server.stop() == 0
+        assert [name for name, pid in pids.items() if alive(pid)] == ["engine"]
+        said = "engine cannot be ended, as a device or a disk keeps it; the server ends without waiting"
+        assert server.log().count(said) == 1
+    finally:
+        os.kill(pids["engine"], signal.SIGKILL)
+
+
 def test_text_keeps_flowing_while_a_long_prompt_is_read(server: Server):
     """A 4000-token prompt takes dozens of steps; in each of them the running stream gets a token."""
     long = {"contents": ["one two three four " * 1000], "max_tokens": 1, "temperature": 0}

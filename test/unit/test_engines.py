@@ -53,7 +53,7 @@ INFO = EngineInfo("m", 1, 64, 1, "float32", "cpu", 4, 65536, "f", "m")
 class Host:
     """Two engines that the test drives, and what a front end knows of them."""
 
-    noted: bytes | None  # of the last change
+    noted: bytes | None  # the last change, if it was made
 
     def __init__(self, folder: Path) -> None:
         addresses = [f"ipc://{folder}/{number}" for number in range(2)]
@@ -271,14 +271,15 @@ async def made(host: Host, command, *answers) -> CommandReply:
     """A change whose turn comes at once."""
     pipe = SupervisorPipe(host)
     asked = asyncio.ensure_future(answer_each(host, command, *answers))
-    assert await asyncio.to_thread(pipe.said.get) == ChangeWanted()
+    wanted = await asyncio.to_thread(pipe.said.get)
+    assert isinstance(wanted, ChangeWanted)
     pipe.grant()
     try:
         return await asked
     finally:
-        noted = pipe.said.get()
-        assert isinstance(noted, ChangeOver)
-        host.noted = noted.command
+        over = pipe.said.get()
+        assert isinstance(over, ChangeOver)
+        host.noted = wanted.command if over.made else None
 
 
 def test_a_change_waits_for_its_turn_and_is_noted_when_all_have_made_it(host: Host):
@@ -437,13 +438,13 @@ def test_a_change_is_noted_though_nobody_waits_for_it(host: Host):
 
     async def ask() -> None:
         asked = asyncio.ensure_future(host.wire.ask(command))
-        assert await asyncio.to_thread(pipe.said.get) == ChangeWanted()
+        assert await asyncio.to_thread(pipe.said.get) == ChangeWanted(encode(command))
         pipe.grant()
         got = [await asyncio.to_thread(engine.receive) for engine in host.engines]
         asked.cancel()
         for engine, each in zip(host.engines, got, strict=True):
             engine.send(CommandReply(each.id, found=1))
-        assert await asyncio.to_thread(pipe.said.get) == ChangeOver(encode(command))
+        assert await asyncio.to_thread(pipe.said.get) == ChangeOver(made=True)
 
     asyncio.run(ask())
 

@@ -58,7 +58,7 @@ def run(
 ) -> None:
     """Load the models and serve at `address` until `Stop`. Exit code 2 if one cannot be loaded.
 
-    `changes`: what has been changed since the server began, encoded (supervision.ChangeOver).
+    `changes`: what has been changed since the server began, encoded (supervision.ChangeWanted).
     """
     name = multiprocessing.current_process().name
     begin_logging(configs[0].log_level, configs[0].log_format, name)

@@ -245,11 +245,8 @@ class EveryEngine:
     # What all engines have
 
     async def _change_and_note(self, command: Change) -> CommandReply:
-        async with self._changing, self.turns or nullcontext() as turn:
-            answer = await self._change(command)
-            if turn:
-                turn.changed(command)
-            return answer
+        async with self._changing, self.turns.turn(command) if self.turns else nullcontext():
+            return await self._change(command)
 
     async def _change(self, command: Change) -> CommandReply:
         """By all engines or by none."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # Folders and marked files that `make test` leaves out and `make check` has (CONTRIBUTING.md).
 THOROUGH = ("kernels", "page", "deploy")
+ENGINE_GIB = 6  # of a GPU, for each engine of servers on it
 MARKED = re.compile(r"^pytestmark = pytest\.mark\.thorough$", re.MULTILINE)
 
 
@@ -60,6 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pictures", action="store_true", help="tests of the page keep its pictures in docs/")
     parser.addoption("--schemas", type=int, default=60, help="random JSON schemas that a model writes to")
     parser.addoption("--stages", type=int, help="models on the CPU run in so many stages")
+    parser.addoption("--servers-on", help="servers run there: cuda:0,cuda:0, or in stages: [0,0]")
     parser.addoption(
         "--gpu-stages", type=int, help="engines of the tests' own process run in so many on a GPU"
     )
@@ -118,8 +120,18 @@ def pytest_configure(config: pytest.Config) -> None:
         groups.FEWEST_ROWS, groups.FEWEST_TOKENS, groups.CUT = 1, 8, 4
     if engines := config.getoption("--engines"):
         serving.on_cpu = ["--device", ",".join(["cpu"] * engines)]
+    if where := config.getoption("--servers-on"):
+        serving.on_cpu = serving_flags(where)
+        if "],[" in where or ("," in where and "[" not in where):
+            serving.on_two = serving.on_cpu
     if config.getoption("--ahead"):
         backends.TorchRunner = LateRunner
+
+
+def serving_flags(where: str) -> list[str]:
+    """Of a server on these devices. Several share a GPU, so each engine takes a part of it."""
+    share = [] if "cpu" in where else ["--gpu-memory", str(ENGINE_GIB)]
+    return ["--pp-devices" if where.startswith("[") else "--device", where, *share]
 
 
 def any_method(tuner: autotune.Autotuner, sizes: Sequence[int], progress: bool = True) -> None:

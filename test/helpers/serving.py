@@ -18,7 +18,9 @@ import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = ["--device", "cpu"]
-on_cpu = CPU  # what a server is given in place of CPU: another topology, where the tests are run over one
+TWO_CPUS = ["--device", "cpu,cpu"]
+# What a server is given in place of these: another topology, where the tests are run over one.
+on_cpu, on_two = CPU, TWO_CPUS
 START_SECONDS = 120  # a deadline, not a wait: cold caches and shared cores
 
 
@@ -45,8 +47,10 @@ class Server:
         env = os.environ | {"TMPDIR": self.scratch}
         if "--state-db" not in args:
             args = (*args, "--state-db", str(Path(self.scratch) / "sessions.db"))
-        if args[:2] == tuple(CPU):
-            args = (*on_cpu, *args[2:])
+        for usual, given in ((CPU, on_cpu), (TWO_CPUS, on_two)):
+            if args[:2] == tuple(usual):
+                args = (*given, *args[2:])
+                break
         command = ["sh", "-c", through, "sh", sys.executable, "app.py", "--port", str(self.port), *args]
         # Which stay ignored where these tests run in the background, or under nohup.
         ignored = [

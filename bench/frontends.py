@@ -36,7 +36,17 @@ import app
 from rwkv_batch import supervisor
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.wire.codec import decode_to_engine, encode
-from rwkv_batch.wire.protocol import Accepted, Cancel, Event, GenerateRequest, Progress, RowDelta
+from rwkv_batch.wire.commands import GetMetrics
+from rwkv_batch.wire.metrics import Series
+from rwkv_batch.wire.protocol import (
+    Accepted,
+    Cancel,
+    CommandReply,
+    Event,
+    GenerateRequest,
+    Progress,
+    RowDelta,
+)
 from rwkv_batch.wire.supervision import EngineInfo, Ping, Serving, Stop
 
 ROWS = 4096
@@ -132,6 +142,9 @@ def answer(
                         events[frontend] += answers[frontend].add(request)
                     case Cancel(id=request_id):
                         answers[frontend].cancel(request_id)
+                    case GetMetrics(id=asked):
+                        series = [Series("models_loaded", [], [1.0])]
+                        events[frontend].append(CommandReply(asked, metrics=series))
         if (now := time.monotonic()) >= due:
             due = max(due + step_seconds, now)
             for frontend, running in answers.items():
@@ -188,6 +201,11 @@ class Host:
     def supervisor(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    def ready(self) -> int:
+        """How many of several engines serve."""
+        text = httpx.get(self.url + "/metrics", timeout=60).text
+        return len(re.findall(r'rwkv:engine_up\{engine="engine-\d+"\} 1\.0', text))
 
     def processes(self) -> dict[str, int]:
         """Of engines and front ends by their names, those that were started last."""

@@ -248,9 +248,9 @@ class Soak:
                 bar.update(self.sent - bar.n)
                 if self.sent >= options.requests * len(self.held) / PARTS:
                     self.held.append(memory(self._host))
-                if time.monotonic() > killing:
+                if time.monotonic() > killing and self._host.ready() == options.engines:
                     self._kill()
-                    killing += options.kill_every
+                    killing = time.monotonic() + options.kill_every
         self.held.append(memory(self._host))
 
     @property

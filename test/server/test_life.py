@@ -193,7 +193,7 @@ def test_everything_ends_when_the_supervisor_is_killed():
 def test_the_server_ends_though_a_process_does_not():
     """One whose device has hung cannot be killed; nobody waits for it for ever."""
     kept = 'python=$1; shift 2; exec "$python" test/helpers/kept_engine.py "$@"'
-    server = Server("--device", "cpu", "--frontends", "1", through=kept)
+    server = Server("--device=cpu", "--frontends", "1", through=kept)
     pids = server.children()
     try:
         assert server.stop() == 0

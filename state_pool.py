@@ -11,7 +11,7 @@ own, as do reads, commits and images; `poll` runs the callbacks of what they hav
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -42,12 +42,12 @@ from rwkv_batch.state.entries import (
     message,
 )
 from rwkv_batch.state.jobs import PoolThreads
+from rwkv_batch.state.log.adapted import AdaptedModels
 from rwkv_batch.state.log.documents import Documents
 from rwkv_batch.state.log.protocol import SessionStore, Wanted
 from rwkv_batch.state.log.refreshing import Refresher
 from rwkv_batch.state.log.sessions import Sessions
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.state.pool.adapted import AdaptedModels
 from rwkv_batch.state.pool.image_cache import ImageCache
 from rwkv_batch.state.pool.options import PoolOptions, PoolSlots
 from rwkv_batch.state.pool.parts import PoolParts
@@ -102,39 +102,45 @@ class StatePool:
         self._closed = False
         store, states, options = store or Store(None), self._states, self.options
         transfer = Transfer(states, self._model[0])
-        self._threads = threads = PoolThreads(self._wake, remote=store.remote)
-        adapted = AdaptedModels(store, *self._model, options.replay_on_new_model)
-        writer = store.commit_queue(threads.report, self._renewed)
-        sessions = Sessions(store, threads.reader, writer)
-        self._log = TokenLog(
-            store,
-            writer,
-            sessions,
-            adapted.plain.id,
-            durable=options.durable,
-            clean=self._clean,
-            report=threads.report,
-        )
-        self._tiers = Tiers(states, transfer, threads.copier, self._slots, self._left)
-        self.parts = PoolParts(
-            states=states,
-            transfer=transfer,
-            threads=threads,
-            store=store,
-            writer=writer,
-            adapted=adapted,
-            sessions=sessions,
-            log=self._log,
-            images=ImageCache(store, transfer.layout, options.replay_rate, self._log, threads.copier),
-            tiers=self._tiers,
-            resumer=Resumer(store, transfer, adapted, self._held, options.replay_rate),
-            refresher=Refresher(store, threads.finder) if threads.finder else None,
-            documents=Documents(store, threads.reader, writer, texts=options.token_log or not store.path),
-        )
-        self.savepoints = Savepoints(states, self._tiers, self._comes_back, options.replay_rate)
-        self.copies = StateCopies(states, transfer, threads.copier)
-        self.files = SessionFiles(self.parts, self._store_with_state)
-        self.starts = StartStates(self.parts, self._store_with_state)
+        with ExitStack() as on_error:  # then no thread stays
+            self._threads = threads = PoolThreads(self._wake, remote=store.remote)
+            on_error.callback(threads.close)
+            adapted = AdaptedModels(store, *self._model, options.replay_on_new_model)
+            writer = store.commit_queue(threads.report, self._renewed)
+            on_error.callback(writer.close)
+            sessions = Sessions(store, threads.reader, writer)
+            self._log = TokenLog(
+                store,
+                writer,
+                sessions,
+                adapted.plain.id,
+                durable=options.durable,
+                clean=self._clean,
+                report=threads.report,
+            )
+            self._tiers = Tiers(states, transfer, threads.copier, self._slots, self._left)
+            images = ImageCache(store, transfer.layout, options.replay_rate, self._log, threads.copier)
+            on_error.callback(images.close)
+            self.parts = PoolParts(
+                states=states,
+                transfer=transfer,
+                threads=threads,
+                store=store,
+                writer=writer,
+                adapted=adapted,
+                sessions=sessions,
+                log=self._log,
+                images=images,
+                tiers=self._tiers,
+                resumer=Resumer(store, transfer, adapted, self._held, options.replay_rate),
+                refresher=Refresher(store, threads.finder) if threads.finder else None,
+                documents=Documents(store, threads.reader, writer, texts=options.token_log or not store.path),
+            )
+            self.savepoints = Savepoints(states, self._tiers, self._comes_back, options.replay_rate)
+            self.copies = StateCopies(states, transfer, threads.copier)
+            self.files = SessionFiles(self.parts, self._store_with_state)
+            self.starts = StartStates(self.parts, self._store_with_state)
+            on_error.pop_all()
 
     @property
     def token_log(self) -> bool:
@@ -373,6 +379,15 @@ class StatePool:
         self, session: Session, start: Start, slot: int, done: Callable[[Loaded | None, str | None], None]
     ) -> None:
         """Fill the slot with the start's state."""
+        try:
+            self._fill(session, start, slot, done)
+        except Exception as error:
+            log.exception("the state of a session could not be brought to a slot")
+            self._threads.report(partial(done, None, message(error)))
+
+    def _fill(
+        self, session: Session, start: Start, slot: int, done: Callable[[Loaded | None, str | None], None]
+    ) -> None:
         if start.unusable:
             self._log.commit([DropImages(start.unusable)])
         replay, known = start.tokens, self._tiers.head(start.turn)

@@ -4,17 +4,21 @@ A row that comes in takes the host about 0.1 ms. So many that arrive at once com
 each step: those that run already wait for one portion, and the first of them draw while the others wait.
 """
 
+import logging
+
 from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.giving_way import GivingWay
 from rwkv_batch.engine.rows.adapters import Adapters
 from rwkv_batch.engine.rows.lives import SharedPrompt
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.rows.rows import Refusal
+from rwkv_batch.engine.rows.rows import Refusal, could_not_run
 from rwkv_batch.engine.scheduling.row import Beginning, Row
 from rwkv_batch.runner.protocol import NewRow
 
 PORTION = 128  # prompts that come in before a step,
 MOST_AT_ONCE = 512  # or up to so many short ones, until they fill the step
+
+log = logging.getLogger(__name__)
 
 
 class Portion:
@@ -57,18 +61,31 @@ class Admission:
         for row in scheduler.admit(self._adapters.has_slot, takes):
             if row.slot is None:  # of a request that has just been refused
                 continue
-            if row.input.kept is not None:
-                beginnings[row.slot] = row.come_back()
-                self._begin_again(row, row.slot)
-                continue
-            self._parts.counts.admit(row)
             try:
-                beginnings |= row.life.begin(row)
+                beginnings |= self._beginning(row, row.slot)
             except Refusal as refusal:
                 self._parts.rows.fail(row.key, refusal)
-            if row.slot is not None:  # otherwise it has been refused
-                self._begin(row, row.slot)
-        self._parts.runner.states.replace(beginnings)
+            except Exception as error:
+                log.exception("a row could not begin")
+                self._parts.rows.fail(row.key, could_not_run(error))
+        try:
+            self._parts.runner.states.replace(beginnings)
+        except Exception as error:
+            log.exception("the states of rows could not be written")
+            begun = [scheduler.running[slot] for slot in beginnings if slot in scheduler.running]
+            self._parts.rows.fail_step(begun, could_not_run(error))
+
+    def _beginning(self, row: Row, slot: int) -> Beginning:
+        """What its slot begins with. Raises Refusal."""
+        if row.input.kept is not None:
+            kept = row.come_back()
+            self._begin_again(row, slot)
+            return {slot: kept}
+        self._parts.counts.admit(row)
+        beginning = row.life.begin(row)
+        if row.slot is not None:  # otherwise it has been refused
+            self._begin(row, slot)
+        return beginning
 
     def _begin(self, row: Row, slot: int) -> None:
         self._begin_again(row, slot)

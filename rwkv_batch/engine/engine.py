@@ -9,6 +9,7 @@ A step feeds every running row and draws its next token.
         print(result.text)
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,7 +29,7 @@ from rwkv_batch.engine.rows.adapters import Adapters
 from rwkv_batch.engine.rows.beginnings import Beginnings
 from rwkv_batch.engine.rows.making import RowMaker
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.rows.rows import Refusal, Rows, failure
+from rwkv_batch.engine.rows.rows import Refusal, Rows, could_not_run, failure
 from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
@@ -48,6 +49,8 @@ from rwkv_batch.wire.protocol import GenerateRequest, Progress, RequestKey, RowD
 from state_pool import StatePool
 
 OFFLINE = b"offline"
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -185,6 +188,10 @@ class Engine:
             why = refusal
         except ValueError as error:
             why = Refusal("invalid", str(error), getattr(error, "field", ""))
+        except Exception as error:
+            log.exception("a request could not be queued")
+            self.counts.requests["failed"] += 1
+            return self.parts.rows.fail(key, could_not_run(error))  # with what is queued of it
         self.counts.requests[why.reason] += 1
         self.parts.rows.emit(key, failure(request.id, why))
 
@@ -212,15 +219,18 @@ class Engine:
 
     def _arrived(self, key: RequestKey, arrival: Arrival) -> None:
         """What it needs is known."""
-        if isinstance(arrival, GenerateRequest):
-            if not self.grammars.put(key, arrival):
-                self._add_or_reject(key, arrival)
-            self._run_deferred()
-            return
         try:
-            self.commands.run(key, arrival)
+            if not isinstance(arrival, GenerateRequest):
+                self.commands.run(key, arrival)
+            elif not self.grammars.put(key, arrival):
+                self._add_or_reject(key, arrival)
         except (Refusal, StoreError) as error:
             self._end(key, arrival, error)
+        except Exception as error:
+            log.exception("a request or command failed")
+            self._end(key, arrival, could_not_run(error))
+        if isinstance(arrival, GenerateRequest):
+            self._run_deferred()
 
     def _end(self, key: RequestKey, arrival: Arrival, error: str | Exception) -> None:
         """It ends with the error, such as that the database cannot be read."""

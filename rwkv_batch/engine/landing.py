@@ -53,7 +53,8 @@ class Landing:
                 if place in broken:
                     self._fail(row)
                 elif bound:
-                    shown.fail(row.key, Refusal("invalid", bound.error, bound.field))
+                    why = bound.error if bound.broken else Refusal("invalid", bound.error, bound.field)
+                    shown.fail(row.key, why)
                 continue
             if steps == 1:
                 row.in_flight -= 1

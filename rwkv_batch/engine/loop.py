@@ -11,6 +11,7 @@ from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.landing import Landing
 from rwkv_batch.engine.rows.adapters import Adapters
 from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.rows.rows import could_not_run
 from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.engine.scheduling.pace import Pace
 from rwkv_batch.engine.scheduling.row import FINALIZING, Row
@@ -101,5 +102,4 @@ class StepLoop:
             yield
         except Exception as error:
             log.exception("a step failed")
-            message = f"The engine could not run this request ({type(error).__name__})."
-            self._parts.rows.fail_step(fed, message)
+            self._parts.rows.fail_step(fed, could_not_run(error))

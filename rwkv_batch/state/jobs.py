@@ -4,6 +4,7 @@ import logging
 import queue
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from threading import Thread
 from typing import TypeVar
@@ -71,9 +72,19 @@ class PoolThreads:
         """remote: whether the database is; see SessionStore."""
         self._wake = wake
         self._callbacks: deque[Callable[[], None]] = deque()
-        self.copier = JobThread("copies", self.report)
-        self.reader = JobThread("reads", self.report)
-        self.finder = JobThread("finds", self.report) if remote else None
+        with ExitStack() as on_error:
+            self.copier = JobThread("copies", self.report)
+            on_error.callback(self.copier.close)
+            self.reader = JobThread("reads", self.report)
+            on_error.callback(self.reader.close)
+            self.finder = JobThread("finds", self.report) if remote else None
+            on_error.pop_all()
+
+    def close(self) -> None:
+        """End them."""
+        for thread in (self.copier, self.reader, self.finder):
+            if thread:
+                thread.close()
 
     def report(self, callback: Callable[[], None]) -> None:
         """From any thread: run the callback in the next `poll`."""

@@ -33,8 +33,8 @@ from rwkv_batch.state.entries import (
     StoreError,
     Turn,
 )
+from rwkv_batch.state.log.adapted import AdaptedModels
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.state.pool.adapted import AdaptedModels
 from rwkv_batch.state.pool.resume import Resumer
 from rwkv_batch.state.snapshot import PREFIX, Damaged, Transfer, parts, seal
 

@@ -4,6 +4,7 @@ When a row has drawn a token, its next mask is computed while the device feeds t
 take long holds up nobody: it takes part in no step before its mask is there.
 """
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -19,19 +20,21 @@ PATIENCE = 0.01  # seconds that a step waits for the masks of its rows
 QUICK = 0.002  # seconds for the mask of one row that steps wait for again
 MOST_THREADS = 8
 
+log = logging.getLogger(__name__)
+
 
 class RowConstraint:
     """What binds one row. All but the mask belong to the engine's thread.
 
     `mask` `[words]` int32 is of the next draw; None: it is not there yet. `error`: why there is none, in one
-    sentence. `slow`: steps do not wait for its masks.
+    sentence; `broken`: whether that is no fault of the grammar. `slow`: steps do not wait for its masks.
     """
 
     def __init__(self, matcher: LLMatcher, field: str = "") -> None:
         """matcher: at the text's beginning; the row has it for itself. field: as of wire.protocol.Grammar."""
         self.matcher, self.field = matcher, field
         self.mask: np.ndarray | None = None
-        self.error = ""
+        self.error, self.broken = "", False
         self.slow = True  # before its first mask, nobody knows
 
     @property
@@ -65,11 +68,11 @@ class MaskMaker:
         """Compute the next masks of the rows that have drawn."""
         if not self._drawn:
             return
-        quick = [(row, token) for row, token in self._drawn if not row.slow]
-        for row, token in self._drawn:
+        drawn, self._drawn = self._drawn, []
+        quick = [(row, token) for row, token in drawn if not row.slow]
+        for row, token in drawn:
             if row.slow:
                 self._latest_slow = self._slow.submit(self._make_slowly, row, [token])
-        self._drawn.clear()
         if quick:
             rows, tokens = zip(*quick, strict=True)
             self._under_way = self._quick.submit(self._make, rows, tokens)
@@ -98,6 +101,13 @@ class MaskMaker:
 
     def _make(self, rows: Sequence[RowConstraint], tokens: Sequence[int]) -> None:
         """In a thread. Where it has taken long, the next masks of these rows are computed one by one."""
+        try:
+            self._make_together(rows, tokens)
+        except Exception as error:
+            for row in rows:
+                _break(row, error)
+
+    def _make_together(self, rows: Sequence[RowConstraint], tokens: Sequence[int]) -> None:
         began, threads = time.perf_counter(), self._shared_threads()
         matchers = [row.matcher for row in rows]
         threads.advance(matchers, tokens)
@@ -110,12 +120,16 @@ class MaskMaker:
     def _make_slowly(self, row: RowConstraint, tokens: list[int]) -> None:
         """In a thread."""
         began = time.perf_counter()
-        if tokens:
-            row.matcher.consume_tokens(tokens)
-        bits, errors = self._shared_threads().masks([row.matcher])
-        row.slow = time.perf_counter() - began > QUICK
-        row.error = too_complex(errors[0], row.field)
-        row.mask = None if errors[0] else bits[0]
+        try:
+            if tokens:
+                row.matcher.consume_tokens(tokens)
+            bits, errors = self._shared_threads().masks([row.matcher])
+        except Exception as error:
+            _break(row, error)
+        else:
+            row.slow = time.perf_counter() - began > QUICK
+            row.error = too_complex(errors[0], row.field)
+            row.mask = None if errors[0] else bits[0]
         self._wake()
 
     def _shared_threads(self) -> MaskThreads:
@@ -123,3 +137,10 @@ class MaskMaker:
             count = max(1, min(MOST_THREADS, (os.cpu_count() or 1) // 2))
             self._threads = MaskThreads(count, self._words)
         return self._threads
+
+
+def _break(row: RowConstraint, error: Exception) -> None:
+    """Its masks cannot be computed, as where the host has no memory."""
+    log.error("the mask of a row could not be computed", exc_info=error)
+    row.mask, row.broken = None, True
+    row.error = f"What may follow in this text could not be computed ({type(error).__name__}); send it again."

@@ -8,17 +8,19 @@ adapter; of the others that whose adapter has been used least recently is.
 A start state that scales what rows read out of their states is an adapter of the rows that begin in it.
 """
 
+import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.rows.rows import Refusal
+from rwkv_batch.engine.rows.rows import Refusal, could_not_run
 from rwkv_batch.engine.scheduling.row import Row, RowAdapter
 from rwkv_batch.model.adapters import reader
 from rwkv_batch.model.adapters.low_rank import low_rank
@@ -32,6 +34,7 @@ from rwkv_batch.state.starts.contents import Offsets, StoredStart
 from rwkv_batch.wire.protocol import AdapterInfo, GenerateRequest
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -267,7 +270,13 @@ class Adapters:
             return False
         if owner := self._slots[free]:
             owner.slot = None
-        self._parts.runner.load_adapter(free, adapter.weights)
+            self._slots[free] = None
+        try:
+            self._parts.runner.load_adapter(free, adapter.weights)
+        except Exception as error:  # not at once: the scheduler goes through what waits
+            log.exception("an adapter could not be brought to the device")
+            self._report(partial(self._fail, adapter, could_not_run(error)))
+            return False
         self._slots[free], adapter.slot = adapter, free
         if isinstance(adapter, LoadedAdapter) and adapter in self._held:
             self._held.move_to_end(adapter)
@@ -302,7 +311,7 @@ class Adapters:
 
         self._run(read, done)
 
-    def _fail(self, adapter: LoadedAdapter, message: str) -> None:
+    def _fail(self, adapter: WeightedAdapter, message: str) -> None:
         """What waits for it."""
         for key in {row.key for row in self._parts.scheduler.rows() if row.life.adapter is adapter}:
             self._parts.rows.fail(key, message)
@@ -329,7 +338,11 @@ class Adapters:
     def _run(self, work: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
         """Work on the thread, then `done` inside `poll`."""
         if self._thread is None:
-            self._thread = JobThread("adapters", self._report, CheckpointError)
+            try:
+                self._thread = JobThread("adapters", self._report, CheckpointError)
+            except RuntimeError:
+                why = Refusal("unavailable", "No thread can be started to read the adapter; try again later.")
+                return self._report(partial(done, None, why))
         self._thread.put(work, done)
 
     def _report(self, callback: Callable[[], None]) -> None:

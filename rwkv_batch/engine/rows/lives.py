@@ -3,6 +3,7 @@
 A row has one from its request on. Turns of sessions have theirs in `stored_turns.py`.
 """
 
+import logging
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -10,11 +11,13 @@ from torch import Tensor
 
 from rwkv_batch.engine.rows.beginnings import Beginnings
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.rows.rows import Refusal
+from rwkv_batch.engine.rows.rows import Refusal, could_not_run
 from rwkv_batch.engine.rows.stored_turns import StoredTurn
 from rwkv_batch.engine.scheduling.row import Beginning, Life, Row
 from rwkv_batch.state.entries import Session, Turn
 from rwkv_batch.wire.protocol import RowDelta
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -139,6 +142,9 @@ class MixtureMember(Fresh):
             self.parts.runner.states.replace(self._start(row, history + first.prompt))
         except Refusal as refusal:
             rows.fail(row.key, refusal)
+        except Exception as error:
+            log.exception("a row of a mixture could not begin")
+            rows.fail(row.key, could_not_run(error))
 
     def _start(self, row: Row, prompt: list[int]) -> Beginning:
         assert row.slot is not None

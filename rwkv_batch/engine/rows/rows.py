@@ -135,3 +135,8 @@ def failure(request_id: str, error: str | Exception) -> Failed | Rejected:
     if isinstance(why, Moved | Unavailable):
         return Rejected(request_id, "conflict" if isinstance(why, Moved) else "unavailable", str(why))
     return Failed(request_id, why)
+
+
+def could_not_run(error: Exception) -> str:
+    """What a reader gets of an error that nobody has expected."""
+    return f"The engine could not run this request ({type(error).__name__})."

@@ -8,6 +8,7 @@ next turn begins. Where it has seen more than the text, as at the end of a stop 
 a savepoint, or to where the turn began. Without a token log the state is stored in place of the tokens.
 """
 
+import logging
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -27,9 +28,12 @@ from rwkv_batch.state.entries import (
     Session,
     SessionAt,
     StoreError,
+    message,
 )
 from rwkv_batch.state.pool.savepoints import RunningTurn
 from rwkv_batch.wire.protocol import GenerateRequest, Progress, RowDelta, SessionTurn
+
+log = logging.getLogger(__name__)
 
 MOST_NUMBERED = 10_000  # branching sessions whose last numbers are remembered
 
@@ -162,8 +166,14 @@ class StoredTurn(Life):
         before = self.parent.tokens if self.parent else 0
         tokens = before + len(row.prompt) + len(self.completion)
         self.kept = True
-        slot, done = self.turns.parts.scheduler.detach(row), partial(self._committed, row)
-        self.turns.parts.pool.save(self.at, slot, tokens, done, self._model)
+        scheduler, done = self.turns.parts.scheduler, partial(self._committed, row)
+        slot = scheduler.detach(row)
+        try:
+            self.turns.parts.pool.save(self.at, slot, tokens, done, self._model)
+        except Exception as error:
+            log.exception("the state of a turn could not be stored")
+            scheduler.free(slot)
+            done(message(error))
 
     def finish_unstored(self, row: Row) -> None:
         """Nothing of it is stored.
@@ -403,7 +413,11 @@ class Turns:
                 slot = self.parts.scheduler.detach(row)
                 kept.append(KeptState(turn.target, turn.head, slot, turn.before))
             ended.append((row, turn))
-        self.parts.pool.keep(kept)
+        try:
+            self.parts.pool.keep(kept)
+        except Exception:  # its tokens are stored, and bring it back
+            log.exception("the states of turns could not be kept")
+            self.parts.scheduler.free(*(state.slot for state in kept))
         for row, turn in ended:
             turn.kept = True
             turn.end_if_stored(row)

@@ -7,6 +7,7 @@ The state of a turn whose past is unknown is in its image only. Such an image is
 once, and on the disk before its row is committed.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from rwkv_batch.state.snapshot import SnapshotLayout, seal
 SHARE = 0.5  # of its time, at most, the thread writes images that are not required
 BACKLOG_BYTES = 1 << 30  # of images that wait; past it the least worth are not written
 READ_RATE = 500e6  # bytes a second, until images have been read
+
+log = logging.getLogger(__name__)
 
 Written = Callable[[Head, StoreError | None], None]
 
@@ -152,4 +155,7 @@ class ImageWriter(threading.Thread):
             return StoreError(
                 f"A state could not be written to {self._images} ({error.strerror}); make room there."
             )
+        except Exception as error:  # what waits for it must not wait for ever
+            log.exception("a state could not be written")
+            return StoreError(f"A state could not be written ({type(error).__name__}); try again.")
         return None

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from rwkv_batch.state.jobs import PoolThreads
+from rwkv_batch.state.log.adapted import AdaptedModels
 from rwkv_batch.state.log.documents import Documents
 from rwkv_batch.state.log.protocol import CommitQueue, SessionStore
 from rwkv_batch.state.log.refreshing import Refresher
 from rwkv_batch.state.log.sessions import Sessions
-from rwkv_batch.state.pool.adapted import AdaptedModels
 from rwkv_batch.state.pool.image_cache import ImageCache
 from rwkv_batch.state.pool.resume import Resumer
 from rwkv_batch.state.pool.tiers import Tiers

@@ -24,8 +24,8 @@ from rwkv_batch.state.entries import (
     digest,
 )
 from rwkv_batch.state.exported import Imported, What
+from rwkv_batch.state.log.adapted import AdaptedModels
 from rwkv_batch.state.log.protocol import SessionStore
-from rwkv_batch.state.pool.adapted import AdaptedModels
 from rwkv_batch.state.snapshot import Damaged, Transfer, seal, tensor_from_bytes
 
 log = logging.getLogger(__name__)

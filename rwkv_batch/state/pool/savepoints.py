@@ -43,14 +43,20 @@ class Savepoints:
 
     def save(self, turns: Iterable[RunningTurn]) -> None:
         """Copy the states as they are behind what is queued; the first stays if L1 has no room for two."""
-        copies = {}
+        copies, owners = {}, []
         for turn in turns:
             saved = self._saved.setdefault(turn.owner, [])
             slot = saved.pop(0)[1] if len(saved) == 2 else self._new_slot(NONE if saved else turn.before)
             if slot is not None:
                 saved.append((turn.drawn, slot))
                 copies[slot] = turn.slot
-        self._states.copy(copies)
+                owners.append(turn.owner)
+        try:
+            self._states.copy(copies)
+        except Exception:  # then nobody knows what these hold
+            for owner in owners:
+                self.drop(owner)
+            raise
 
     def find(self, owner: Hashable, serves: Callable[[int], bool]) -> tuple[int, Tensor] | None:
         """The last savepoint whose number of drawn tokens serves; its bytes are to be copied at once."""

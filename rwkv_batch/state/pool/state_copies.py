@@ -1,5 +1,6 @@
 """Copies of running slots into host memory, of what can be computed again."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -10,6 +11,8 @@ from rwkv_batch.state.slots import States
 from rwkv_batch.state.snapshot import Transfer
 
 IN_FLIGHT = 4  # copies; more are not made
+
+log = logging.getLogger(__name__)
 
 
 class StateCopies:
@@ -22,14 +25,17 @@ class StateCopies:
     def copy_out(self, slot: int, done: Callable[[Tensor], None]) -> None:
         """Copy the slot's current state to host memory; `done` gets it, on a CPU at once.
 
-        On a GPU it is not called when IN_FLIGHT are on their way already, or when the copy fails.
+        It is not called when the copy fails, or, on a GPU, when IN_FLIGHT are on their way already.
         """
         if self._in_flight == IN_FLIGHT:
             return
-        if not self._transfer.pinned:
-            done(self._states.read(slot))
+        try:
+            if not self._transfer.pinned:
+                return done(self._states.read(slot))
+            state = self._states.clone(slot)
+        except (RuntimeError, MemoryError) as error:
+            log.warning("a state cannot be copied, and is computed again where it is needed: %s", error)
             return
-        state = self._states.clone(slot)
         self._in_flight += 1
 
         def copied(result: Tensor | None, error: Exception | None) -> None:
@@ -44,8 +50,11 @@ class StateCopies:
 
         On a CPU it is called at once.
         """
-        if not self._transfer.pinned:
-            done(self._states.read(slot))
-            return
-        access = self._states.access(slot)
+        try:
+            if not self._transfer.pinned:
+                return done(self._states.read(slot))
+            access = self._states.access(slot)
+        except (RuntimeError, MemoryError) as error:
+            log.warning("the state of a row cannot be copied, which stays in its slot: %s", error)
+            return done(None)
         self._copier.put(partial(self._transfer.to_host, access), lambda result, _: done(result))

@@ -7,6 +7,7 @@ wanted again, as a turn goes on from it, leaves first, and for nowhere. L1 lends
 running turns (rwkv_batch/state/pool/savepoints.py), and has so many fewer then.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.pool.options import PoolSlots
 from rwkv_batch.state.slots import States
 from rwkv_batch.state.snapshot import Transfer
+
+log = logging.getLogger(__name__)
 
 Left = Callable[[str, Head, Tensor], None]
 
@@ -243,7 +246,13 @@ class Tiers:
                 self._slots.free(entry.slot)
             done(image)
 
-        self._copier.put(partial(self._transfer.unsealed, self._states.access(entry.slot)), copied)
+        try:
+            access = self._states.access(entry.slot)
+        except Exception as error:
+            log.exception("a state could not be copied to the host")
+            self._copier.report(partial(copied, None, error))
+        else:
+            self._copier.put(partial(self._transfer.unsealed, access), copied)
 
     def _slot(self, turn: int) -> _Slot | None:
         return self._l1.get(turn) or self._leaving.get(turn)

@@ -23,7 +23,7 @@ from routes.http.errors import ApiError, ErrorShape, Json, openai_shape
 from routes.http.exchange import HttpRequest, audit_entry
 from routes.http.frontend import Frontend
 from routes.http.stream import JobStream
-from routes.server import receive, wire_to
+from routes.server import REFUSED, begin, receive, wire_to
 from rwkv_batch.batches.lines import InputLine
 from rwkv_batch.batches.runner import Answer, BatchRunner, RowReply
 from rwkv_batch.batches.store import BatchesError, BatchStore
@@ -34,7 +34,6 @@ TICK = 0.1  # seconds
 CLAIM_AGAIN = 0.5  # seconds until a folder is asked for again whose batches another server runs
 QUEUED = 2  # rows for each slot: one that ends has a successor
 FOREVER = 1e7  # seconds within which a reply is awaited whole
-REFUSED = 2  # the exit code of what cannot do its work
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ def run(config: FrontendConfig, name: str, addresses: Sequence[str], control: Co
     except BatchesError as error:
         log.error("%s", error)
         raise SystemExit(REFUSED) from None
-    front = Frontend(of_rows(config), wire_to(addresses, name, config, control))
+    front = begin(of_rows(config), wire_to(addresses, name, config, control))
     threading.Thread(
         target=receive, args=(front, control, config, _leave), name="supervisor", daemon=True
     ).start()

@@ -15,8 +15,10 @@ from multiprocessing.connection import Connection
 from routes.guard.reads import Guard, Unguarded
 from routes.http.connections import Connections
 from routes.http.frontend import Frontend
+from rwkv_batch.audit import AuditError
 from rwkv_batch.chat.checkpoints import settings_for
 from rwkv_batch.config import FrontendConfig, file_name
+from rwkv_batch.keys.records import KeysError
 from rwkv_batch.logs import begin_logging
 from rwkv_batch.wire.client import Client, Wire
 from rwkv_batch.wire.host.engines import Engines
@@ -24,6 +26,7 @@ from rwkv_batch.wire.host.turns import ChangeTurns
 from rwkv_batch.wire.supervision import ChangeGranted, Drain, EngineLost, Restarts, Serving, Stalled
 
 TICK = 0.1  # seconds
+REFUSED = 2  # the exit code of what cannot do its work
 FLUSH_SECONDS = 0.3  # for the last bytes to leave after the last request has ended
 CORES = 8  # cores a front end may use; it seldom keeps two busy
 FILES_PER_WORKER = 7  # that an HTTP worker has open by itself
@@ -44,7 +47,7 @@ def run(config: FrontendConfig, name: str, addresses: Sequence[str], control: Co
     begin_logging(config.log_level, config.log_format)
     for library in ("robyn", "actix_server", "actix_web", "actix_http", "asyncio", "tracing"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    front = Frontend(config, wire_to(addresses, name, config, control))
+    front = begin(config, wire_to(addresses, name, config, control))
     threading.Thread(
         target=receive, args=(front, control, config, _drain), name="supervisor", daemon=True
     ).start()
@@ -62,6 +65,15 @@ def run(config: FrontendConfig, name: str, addresses: Sequence[str], control: Co
     served = application(front, guarded(config), workers)
     gc.freeze()  # a collection that looked through all modules would stop every stream for some 25 ms
     served.start(config.host, config.port, _check_port=False)
+
+
+def begin(config: FrontendConfig, wire: Wire) -> Frontend:
+    """The front end. Ends the process with one sentence if a file of it cannot be used."""
+    try:
+        return Frontend(config, wire)
+    except (KeysError, AuditError) as error:
+        log.error("%s", error)
+        raise SystemExit(REFUSED) from None
 
 
 def wire_to(addresses: Sequence[str], name: str, config: FrontendConfig, control: Connection) -> Wire:

@@ -160,6 +160,7 @@ class FrontendConfig(ProcessConfig):
     cluster_secret: str | None = field(default=None, repr=False)  # for /cluster/state; None: it answers 404
     metrics_password: str | None = None  # for /metrics and /stats; None: they take `password`
     keys: str | None = None  # the file of keys, which are taken beside the password; None: there are none
+    keys_copy: str = ""  # where the server keeps what it has read of that file last
     audit_log: str | None = None  # the file in which requests are noted, chained by hashes; None: in none
     traces: str | None = None  # where spans are sent, by OTLP over HTTP; None: there are none
     metric_names: MetricNames = "rwkv"  # of /metrics, unless it is asked for others

@@ -10,11 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig, is_url, on_each
+from rwkv_batch.keys.records import KeysError, read_and_copy
 from rwkv_batch.logs import begin_logging
 from rwkv_batch.ops.compiled.bytecode import keep_bytecode
 from rwkv_batch.ops.cuda.context import pci_address, prepare_context
@@ -51,7 +53,7 @@ KILLED_WITHIN = 10.0  # seconds in which a process ends that is killed, unless a
 RESTART_PAUSE = 0.5  # seconds between restarts of something that dies at once
 ENGINE_RESTARTS = 3  # in a row, without having become ready
 FRONTEND, BATCHES = "frontend", "batches"  # kinds of front ends
-COUNTS = "counts"  # in the runtime folder: where front ends count
+COUNTS, KEYS = "counts", "keys.json"  # in the runtime folder: where front ends count, and keys as last read
 
 log = logging.getLogger(__name__)
 
@@ -197,6 +199,7 @@ class Supervisor:
             self._engines.append(EngineProcess(number, name, configs, f"ipc://{folder / socket_}", pulse))
         try:
             (folder / COUNTS).mkdir()
+            self._copy_keys(folder / KEYS)
             try:
                 for config in self._engines[0].configs if self._several else ():
                     if config.state_db and not is_url(config.state_db):
@@ -212,9 +215,18 @@ class Supervisor:
                 return self._watch()
             finally:
                 self._kill_all()
+        except KeysError as error:
+            return refuse(str(error))
         except OSError as error:
             log.error("the server ends, as a process cannot be started (%s)", error.strerror or error)
             return 1
+
+    def _copy_keys(self, copy: Path) -> None:
+        """For front ends that begin while the file of keys cannot be read. Raises KeysError."""
+        frontend = self._config.frontend
+        if frontend.keys is not None:
+            read_and_copy(frontend.keys, copy)
+            self._config = replace(self._config, frontend=replace(frontend, keys_copy=str(copy)))
 
     @property
     def _living(self) -> list[EngineProcess]:

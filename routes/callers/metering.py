@@ -1,7 +1,6 @@
 """What keys use, counted in each front end: written to the file of usage, and taken from their limits."""
 
 import logging
-import sqlite3
 import threading
 import time
 from collections import deque
@@ -26,14 +25,18 @@ log = logging.getLogger(__name__)
 
 
 class Accounts:
-    """One for each front end. Safe to use from any thread. Raises KeysError."""
+    """One for each front end. Safe to use from any thread. Raises KeysError.
 
-    def __init__(self, path: str) -> None:
-        """path: the file of keys."""
-        self.keys = Keyring(path)
+    Usage may be refused by the disk when this begins, as at any time later: it waits until there is room.
+    """
+
+    def __init__(self, path: str, copy: str = "") -> None:
+        """path: the file of keys; copy: see Keyring."""
+        self.keys = Keyring(path, copy)
         self.ledger = Ledger(limits_file(path))
         self.jobs: set[MeteredJob] = set()  # under way
-        self._store = UsageStore(usage_file(path))
+        self._path = usage_file(path)
+        self._store: UsageStore | None = None  # until it could be opened
         self._counts = KeyCounts()
         # A stream that the garbage collector finds ends its job in the thread that runs, which may hold this.
         self._lock = threading.RLock()
@@ -91,11 +94,11 @@ class Accounts:
             if not used:
                 return
             try:
-                self._store.add(
+                self._opened().add(
                     Used(name, model, day_of(day * DAY), *counts)
                     for (name, model, day), counts in used.items()
                 )
-            except sqlite3.Error as error:
+            except Exception as error:  # of any kind: nothing is written, and what is counted stays
                 if not self._silent:
                     log.error("usage of keys cannot be written (%s); it waits until it can", error)
                 self._silent = True
@@ -106,10 +109,19 @@ class Accounts:
                 self._counts.add(name, requests, prompt, completion)
 
     def read_now(self, key: str | None, first: str, last: str) -> list[Used]:
-        """What has been written, with what this front end has not written yet. Raises sqlite3.Error."""
+        """What has been written, with what this front end has not written yet.
+
+        Raises sqlite3.Error, KeysError.
+        """
         self.write()
         with self._writing:
-            return self._store.read(key, first, last)
+            return self._opened().read(key, first, last)
+
+    def _opened(self) -> UsageStore:
+        """Raises KeysError."""
+        if self._store is None:
+            self._store = UsageStore(self._path)
+        return self._store
 
     def _counts_of(self, caller: Caller, tokens: int) -> list[int]:
         """What is counted for the caller and not written yet. tokens: which its limits have to pay."""
@@ -128,7 +140,10 @@ class Accounts:
         while True:
             self._due.wait(WRITE_EVERY)
             self._due.clear()
-            self.write()
+            try:
+                self.write()
+            except Exception as error:  # of the files of /metrics: the thread goes on
+                log.error("usage of keys is not in /metrics (%s: %s)", type(error).__name__, error)
             if self._silent:
                 time.sleep(WRITE_EVERY)
 

@@ -62,7 +62,7 @@ class Frontend:
         self.settings, self.client = settings, client
         self.shared = Shared()
         self.readiness = Readiness()
-        self.accounts = Accounts(settings.keys) if settings.keys else None
+        self.accounts = Accounts(settings.keys, settings.keys_copy) if settings.keys else None
         self.audit = AuditLog(settings.audit_log) if settings.audit_log else None
         self.tracing = _tracing_to(settings.traces) if settings.traces else None
         self._caller: Caller | None = None

@@ -16,7 +16,7 @@ from routes.http.exchange import HttpRequest, json_response
 from routes.http.frontend import Frontend
 from routes.http.schemas import RequestBody
 from routes.native.shapes import KeyLimits, KeyUsage, UsageTotal
-from rwkv_batch.keys.records import Key
+from rwkv_batch.keys.records import Key, KeysError
 from rwkv_batch.keys.usage import FIRST_DAY, LAST_DAY
 
 
@@ -57,7 +57,7 @@ async def usage(front: Frontend, http: HttpRequest) -> Response:
     read = partial(front.accounts.read_now, name, fields.start or FIRST_DAY, fields.end or LAST_DAY)
     try:
         found = await asyncio.get_running_loop().run_in_executor(None, read)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, KeysError) as error:
         raise ApiError(
             503, f"The usage of keys cannot be read now ({error}); try again in a moment."
         ) from None

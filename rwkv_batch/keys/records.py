@@ -194,13 +194,36 @@ def revoke(path: str | Path, name: str) -> None:
 
 
 class Keyring:
+def read_and_copy(path: str | Path, copy: str | Path) -> list[Key]:
+    """`read`, and put what was read in the place of the copy. Raises KeysError.
+
+    Of several processes that do so, the last one has read the file last. A copy that cannot be written stays.
+    """
+    with _changing(Path(copy)):
+        keys = read(path)
+        new = Path(f"{copy}.new")
+        with suppress(OSError):
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(KeyFile(keys)))
+            os.replace(new, copy)
+    return keys
+
+
     """The keys of a file as a process of the server knows them. Raises KeysError."""
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = path
+    def __init__(self, path: str | Path, copy: str | Path = "") -> None:
+        """copy: where the server keeps what was last read, for processes that begin while that cannot be."""
+        self._path, self._copy = path, copy
         self._problem = ""  # why the file cannot be read now
         self._seen = self._stamp()
-        self._take(read(path))
+        try:
+            self._take(self._read())
+        except KeysError as error:
+            if not copy:
+                raise
+            self._take(read(copy))
+            self._report(error)
 
     def named(self, name: str) -> Key | None:
         """The record of the key of that name that is not revoked, for what runs later in its name."""
@@ -225,16 +248,22 @@ class Keyring:
             return False
         self._seen = stamp
         try:
-            self._take(read(self._path))
+            self._take(self._read())
         except KeysError as error:
-            if self._problem != str(error):
-                log.error("--keys: %s; the keys from before are still taken", error)
-            self._problem = str(error)
+            self._report(error)
             return False
         self._problem = ""
         return True
 
     def _take(self, keys: list[Key]) -> None:
+    def _read(self) -> list[Key]:
+        return read_and_copy(self._path, self._copy) if self._copy else read(self._path)
+
+    def _report(self, error: KeysError) -> None:
+        if self._problem != str(error):
+            log.error("--keys: %s; the keys from before are still taken", error)
+        self._problem = str(error)
+
         self._by_name = {key.name: key for key in keys}
         self._by_hash = {key.hash: key for key in keys if key.revoked is None}
 

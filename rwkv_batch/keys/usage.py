@@ -7,6 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,13 +54,19 @@ class UsageStore:
     def __init__(self, path: str | Path) -> None:
         """Raises KeysError."""
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # for its owner alone
-            self._database = sqlite3.connect(
-                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = NORMAL")
-            self._database.execute(TABLE)
+            # For its owner alone. One that is there is not opened here: to close it would end the locks that
+            # SQLite has of it in this process.
+            with suppress(FileExistsError):
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            with ExitStack() as on_error:
+                self._database = sqlite3.connect(
+                    path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+                )
+                on_error.callback(self._database.close)
+                self._database.execute("PRAGMA journal_mode = WAL")
+                self._database.execute("PRAGMA synchronous = NORMAL")
+                self._database.execute(TABLE)
+                on_error.pop_all()
         except (OSError, sqlite3.Error) as error:
             raise KeysError(
                 f"{path}, where usage is counted, cannot be used ({error}); make room, or put the file of "

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from dataclasses import dataclass
 from enum import Enum
 
 from routes.callers.trace import RequestTrace
@@ -24,6 +25,14 @@ class Role(Enum):
     OPERATOR = "operator"  # everything
 
 
+@dataclass
+class RowPlaces:
+    """Rows of one request among those that its key may have at once. They are kept until none of it runs."""
+
+    held: int = 0
+    running: int = 0
+
+
 class Caller:
     """Of one request. `hashes`: whether texts are hashed for the audit log."""
 
@@ -36,6 +45,7 @@ class Caller:
         self.trace: RequestTrace | None = None  # with --traces
         self.vouched = False  # it is known who it is, as of rows of a batch: nothing more is asked
         self.headers: dict[str, str] = {}  # of the reply: what the key has left of its limits
+        self.places = RowPlaces()  # with limits
         self.served = EngineWork() if not hashes else HashedWork()
 
     @property

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from routes.callers.caller import Caller
+from routes.callers.caller import Caller, RowPlaces
 from routes.callers.counts import KeyCounts
 from rwkv_batch.keys.ledger import DAY, Ledger, limits_file
 from rwkv_batch.keys.records import Key, Keyring
@@ -69,6 +69,24 @@ class Accounts:
                 spent[key.place] = key, tokens + spent.get(key.place, (key, 0))[1]
         if spent:
             self.ledger.spend(spent.values())
+
+    def hold(self, key: Key, places: RowPlaces, rows: int) -> None:
+        """So many more rows of a request run, in its places first. See `release`."""
+        with self._lock:
+            places.running += rows
+            more = max(0, places.running - places.held)
+            places.held += more
+        if more:
+            self.ledger.hold(key, more)
+
+    def release(self, key: Key, places: RowPlaces, rows: int) -> None:
+        """So many rows of a request have ended."""
+        with self._lock:
+            places.running -= rows
+            over = 0 if places.running else places.held
+            places.held -= over
+        if over:
+            self.ledger.release(key, over)
 
     def write_soon(self) -> None:
         self._due.set()
@@ -238,7 +256,7 @@ class MeteredJob(Job):
             accounts.jobs.discard(self)
             if self.caller.limited and (key := self.caller.key):
                 accounts.spend()
-                accounts.ledger.release(key, self.rows)
+                accounts.release(key, self.caller.places, self.rows)
             accounts.write_soon()
 
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
-from routes.callers.caller import Caller, Role, not_allowed
+from routes.callers.caller import Caller, Role, RowPlaces, not_allowed
 from routes.callers.metering import Accounts, MeteredJob, plain_error
 from routes.errors import ApiError
 from rwkv_batch.keys.ledger import OverLimit, TooManyRows
@@ -69,6 +69,10 @@ class CallerWire:
     @property
     def count(self) -> int:
         return self._wire.count
+
+    @property
+    def most_rows(self) -> int | None:
+        return self._caller.key.rows if self._caller.key else None
 
     def submit(self, request: GenerateRequest, kind: MakeJob = Job) -> Job:
         """Have a request run in the caller's name; its limits are counted first. See Wire."""
@@ -165,10 +169,11 @@ class CallerWire:
         """Count the first job of an HTTP request; those of later rounds belong to it. Raises ApiError 429."""
         assert self._accounts
         if self._caller.served.requests:
-            self._accounts.ledger.hold(key, rows)
+            self._accounts.hold(key, self._caller.places, rows)
             return
         try:
             self._caller.stands(self._accounts.ledger.admit(key, rows))
+            self._caller.places = RowPlaces(rows, rows)
         except TooManyRows as error:
             raise ApiError(403, str(error), code="permission_denied") from None
         except OverLimit as over:

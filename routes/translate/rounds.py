@@ -50,10 +50,15 @@ class _Rows:
     """The rows that run, and those that wait for that."""
 
     def __init__(
-        self, running: int, later: list[PromptRow], take: Callable[[int, Translated], list[PromptRow]]
+        self,
+        running: int,
+        most: int,
+        later: list[PromptRow],
+        take: Callable[[int, Translated], list[PromptRow]],
     ) -> None:
-        """`take`: from an answer to the rows that it makes necessary."""
+        """`most`: at a time. `take`: from an answer to the rows that it makes necessary."""
         self.submitted = self._running = running
+        self._most = most
         self._later, self._take = deque(later), take
         self._texts: dict[int, RowDelta] = {}  # of rows that run, what has come of them
 
@@ -69,7 +74,7 @@ class _Rows:
 
     def next(self) -> list[PromptRow]:
         """Those that run from now on."""
-        count = min(len(self._later), MOST_ROWS - self._running)
+        count = min(len(self._later), self._most - self._running)
         self._running, self.submitted = self._running + count, self.submitted + count
         return [self._later.popleft() for _ in range(count)]
 
@@ -87,10 +92,14 @@ class GrowingJob(Job):
         later: list[PromptRow],
         take: Callable[[int, Translated], list[PromptRow]],
     ) -> None:
-        """`later`: rows for which the request had no room. `take`: from an answer to what it asks for."""
+        """`later`: rows for which the request had no room. `take`: from an answer to what it asks for.
+
+        A key that may have so many rows at once has no more than the request begins with.
+        """
         super().__init__(request, lambda _: None)
         self._client = client
-        self._numbered = _Rows(len(request.prompts), later, take)
+        most = MOST_ROWS if client.most_rows is None else len(request.prompts)
+        self._numbered = _Rows(len(request.prompts), most, later, take)
         self._cancelled = False
         self._first = client.submit(request)
         self._asked = [_Asked(self._first, 0)]
@@ -188,7 +197,9 @@ class TranslationReply(Reply):
         self.rows, self._later = rows[:MOST_ROWS], rows[MOST_ROWS:]
 
     def begin(self, client: Wire, request: GenerateRequest) -> Job:
-        return GrowingJob(client, request, self._later, self.translator.take)
+        most = max(1, client.most_rows or MOST_ROWS)
+        first = replace(request, prompts=request.prompts[:most])
+        return GrowingJob(client, first, self.rows[most:] + self._later, self.translator.take)
 
     def whole(self, job: Job, deltas: list[RowDelta]) -> Json | list[Any]:
         return self._make(self.translator)

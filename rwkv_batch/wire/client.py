@@ -226,6 +226,10 @@ class Wire(Protocol):
     def count(self) -> int:
         """How many engines there are."""
 
+    @property
+    def most_rows(self) -> int | None:
+        """How many rows one reply may have at once; None: the engines say."""
+
     def submit(self, request: GenerateRequest, kind: MakeJob = Job) -> Job:
         """Have a request run. kind: what makes its job."""
 
@@ -251,7 +255,7 @@ class Wire(Protocol):
 class Client:
     """The wire to one engine, for any number of jobs at once. Safe to use from any thread."""
 
-    count = 1
+    count, most_rows = 1, None
 
     def __init__(self, address: str, name: str) -> None:
         """`address`: where the engine listens; `name`: one that no other front end has."""

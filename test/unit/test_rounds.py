@@ -5,17 +5,25 @@ import threading
 
 import pytest
 
+from routes.callers.caller import Caller
+from routes.callers.metering import Accounts
+from routes.callers.wire import CallerWire
 from routes.http.errors import native_shape
 from routes.translate import rounds
 from routes.translate.rounds import TranslationReply, request_of
+from rwkv_batch.keys import records
+from rwkv_batch.keys.ledger import OverLimit
+from rwkv_batch.keys.records import Key
 from rwkv_batch.translation.forms import TranslationForm
 from rwkv_batch.translation.translator import TextsAsked, Translator, Words
-from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
+from rwkv_batch.wire.client import Job, MakeJob, RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import Accepted, GenerateRequest, Progress, Rejected, RowDelta
 
 
 class AnsweringWire:
     """Has an answer for each request, which is an event behind Accepted."""
+
+    most_rows = None
 
     def __init__(self, *answers: list[str] | Rejected | None) -> None:
         self.answers = list(answers)
@@ -23,9 +31,9 @@ class AnsweringWire:
         self.jobs: list[Job] = []
         self.cancelled: list[str] = []
 
-    def submit(self, request: GenerateRequest) -> Job:
+    def submit(self, request: GenerateRequest, kind: MakeJob = Job) -> Job:
         self.requests.append(request)
-        job = Job(request, self.cancelled.append)
+        job = kind(request, self.cancelled.append)
         self.jobs.append(job)
         answer = self.answers.pop(0) if self.answers else None
         if isinstance(answer, Rejected):
@@ -113,6 +121,27 @@ def test_so_many_rows_run_at_a_time(monkeypatch):
         job.read(1)
     assert reply.translator.texts() == ["y {0} y"] * 4
     assert [len(request.prompts) for request in wire.requests] == [3, 3, 3, 3]
+
+
+def test_a_key_with_a_limit_of_rows_has_no_more_at_a_time_in_any_round(tmp_path, monkeypatch):
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    file = str(tmp_path / "keys.json")
+    secret = records.add(file, Key("alice", "", 0, 0.0, rows=2))
+    accounts, caller = Accounts(file), Caller()
+    caller.is_key(key := accounts.keys.find(secret.encode()))
+    asked = TextsAsked(["a {0} b"] * 3, "de", "en")
+    reply = TranslationReply(Translator(asked, TranslationForm(), Words()), native_shape, lambda done: {})
+    wire = AnsweringWire(["x"] * 2, ["x", "y"], ["y"] * 2, ["y"] * 2, ["y"])
+    job = reply.begin(CallerWire(wire, caller, accounts), request_of(reply.rows))
+    while len(wire.requests) < 4:
+        job.read(1)
+        with pytest.raises(OverLimit):
+            accounts.ledger.admit(key, 1)
+    while not job.exhausted:
+        job.read(1)
+    assert reply.translator.texts() == ["y {0} y"] * 3
+    assert [len(request.prompts) for request in wire.requests] == [2, 2, 2, 2, 1]
+    assert accounts.ledger.admit(key, 2), "none runs any more"
 
 
 def test_a_row_that_is_lost_ends_the_job():

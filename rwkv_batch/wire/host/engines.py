@@ -39,6 +39,8 @@ NO_DOCUMENT = "no document"  # a key that nobody uses
 class Engines:
     """All engines of the host. Safe to use from any thread."""
 
+    most_rows = None
+
     def __init__(self, addresses: Sequence[str], name: str) -> None:
         """`addresses`: where the engines listen; `name`: one that no other front end has."""
         self.links = [Client(address, name) for address in addresses]

@@ -15,7 +15,7 @@ from rwkv_batch.keys.ledger import DAY, Ledger, limits_file
 from rwkv_batch.keys.records import Key, Keyring
 from rwkv_batch.keys.usage import UsageStore, Used, day_of, usage_file
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
-from rwkv_batch.wire.protocol import Accepted, Event, Failed, GenerateRequest, RowDelta, RowTimes
+from rwkv_batch.wire.protocol import Accepted, Event, Failed, GenerateRequest, Progress, RowDelta, RowTimes
 
 WRITE_EVERY = 0.5  # seconds, while streams run; what has ended is written at once
 REVOKED = "This key has been revoked; ask whoever runs the server for another one."
@@ -182,8 +182,8 @@ class MeteredJob(Job):
     ) -> None:
         super().__init__(request, cancel)
         self.caller, self._accounts, self._number = caller, accounts, number
-        self._ending = threading.Lock()
         self._metered, self._counted = True, False
+        self._repeated = False  # the reply was stored before, and costs nothing
         if accounts:
             accounts.jobs.add(self)
 
@@ -198,7 +198,14 @@ class MeteredJob(Job):
         """Take an event; see Job."""
         if isinstance(event, Accepted):
             event = replace(event, target=self.caller.plain(event.target)) if event.target else event
-            self._count(event)
+            # A turn that can be found again may be stored already, which its first text says. One that is
+            # accepted twice, as its engine has died, is stored by this job if it is.
+            may_be_stored = self.request.turn and self.request.turn.request
+            if not may_be_stored or self.acceptance.prompt_tokens:
+                self._count(event)
+        elif not self._counted and isinstance(event, Progress):
+            self._repeated = event.repeated
+            self._count(self.acceptance)
         elif isinstance(event, RowTimes) and self.caller.trace:
             self.caller.trace.rows.append(event)
         super().put(event)
@@ -216,7 +223,9 @@ class MeteredJob(Job):
             raise plain_error(error, self.caller.plain) from None
         if deltas:
             tokens = self.caller.served.drew(self._number, deltas)
-            if self._accounts:
+            if self._repeated:
+                self.caller.served.completion_tokens -= tokens
+            elif self._accounts:
                 self._accounts.drew(self.caller, tokens)
         if self.exhausted:
             self._end()
@@ -228,7 +237,8 @@ class MeteredJob(Job):
         if counted:
             return
         request, prompt, cached = self.request, 0, 0
-        if request.max_tokens > 0 or request.turn or request.prompt_logprobs is not None:
+        feeds = request.max_tokens > 0 or request.turn or request.prompt_logprobs is not None
+        if feeds and not self._repeated:
             prompt, cached = sum(accepted.prompt_tokens), sum(accepted.cached_tokens)
         self.caller.served.prompt_tokens += prompt
         self.caller.served.cached_tokens += cached
@@ -240,7 +250,7 @@ class MeteredJob(Job):
 
         What nobody has read yet counts too: a turn that is stored can be read later.
         """
-        with self._ending:
+        with self._arrived:
             metered, self._metered = self._metered, False
         if not metered:
             return
@@ -248,7 +258,9 @@ class MeteredJob(Job):
             unread, self._deltas = self._deltas, []
             if unread and not self._error:  # without them no reply is whole
                 self._error = Failed(self.request.id, LEFT)
-        tokens = sum([delta.tokens for delta in unread])
+        if self.acceptance.prompt_tokens:
+            self._count(self.acceptance)
+        tokens = 0 if self._repeated else sum([delta.tokens for delta in unread])
         self.caller.served.completion_tokens += tokens
         if accounts := self._accounts:
             if tokens:

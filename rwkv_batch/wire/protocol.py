@@ -220,10 +220,11 @@ class Rejected(WireMessage, frozen=True, tag="rejected"):
     field: str = ""  # of the request, which is wrong; "": it says none
 
 
-class Progress(WireMessage, frozen=True, tag="progress", gc=False):
+class Progress(WireMessage, frozen=True, omit_defaults=True, tag="progress", gc=False):
     """New text of rows of a request, which is finished when each of its rows has had a finish reason."""
 
     rows: list[RowDelta]
+    repeated: bool = False  # a turn that was stored before: this is all of it, and nothing was computed
 
 
 class Failed(WireMessage, frozen=True, tag="failed"):

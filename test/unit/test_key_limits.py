@@ -5,9 +5,12 @@ import multiprocessing
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -15,17 +18,25 @@ import pytest
 from msgspec.structs import replace
 
 import app
+from routes.callers import metering
 from routes.callers.caller import Caller
 from routes.callers.metering import Accounts
 from routes.callers.wire import CallerWire
 from rwkv_batch.keys import ledger as counted
-from rwkv_batch.keys import records
+from rwkv_batch.keys import records, usage
 from rwkv_batch.keys.__main__ import main
 from rwkv_batch.keys.ledger import Ledger, OverLimit, TooManyRows, limits_file
 from rwkv_batch.keys.records import Key, Keyring, KeysError
 from rwkv_batch.keys.usage import UsageStore, Used, usage_file
 from rwkv_batch.wire.client import Job, MakeJob, RequestFailed
-from rwkv_batch.wire.protocol import REQUEST_BYTES, GenerateRequest, Progress, RowDelta, SessionTurn
+from rwkv_batch.wire.protocol import (
+    REQUEST_BYTES,
+    Accepted,
+    GenerateRequest,
+    Progress,
+    RowDelta,
+    SessionTurn,
+)
 
 spawn = multiprocessing.get_context("spawn")
 
@@ -417,3 +428,108 @@ def test_what_a_client_leaves_unread_counts_once(file):
         job.read(0)
     assert caller.served.completion_tokens == 30
     assert accounts.ledger.admit(caller.key, 1).tokens.remaining == 70
+
+
+def test_a_turn_that_was_stored_before_is_a_request_without_tokens(file):
+    accounts, caller = of_alice(file, tokens_per_minute=100)
+    request = GenerateRequest("a", ["Hi"], max_tokens=50, turn=SessionTurn("s", "s", request=b"r" * 16))
+    for number, repeated in enumerate((False, True, True)):
+        job = CallerWire(Outbox(), caller, accounts).submit(replace(request, id=str(number)))
+        job.put(Accepted(job.request.id, [7]))
+        job.put(Progress(job.request.id, [RowDelta(0, "said", 5, "stop")], repeated=repeated))
+        assert [delta.tokens for delta in job.read(0)] == [5], "the reply is the same"
+    (used,) = accounts.read_now("alice", "0000-00-00", "9999-99-99")
+    assert (used.prompt_tokens, used.completion_tokens) == (7, 5)
+    assert (caller.served.prompt_tokens, caller.served.completion_tokens) == (7, 5)
+    assert accounts.ledger.admit(caller.key, 1).tokens.remaining == 88
+
+
+def test_a_turn_that_is_cancelled_before_it_says_anything_counts_its_prompt(file):
+    accounts, caller = of_alice(file)
+    turn = SessionTurn("s", "s", request=b"r" * 16)
+    job = CallerWire(Outbox(), caller, accounts).submit(GenerateRequest("a", ["Hi"], max_tokens=5, turn=turn))
+    job.put(Accepted("a", [7]))
+    job.cancel()
+    (used,) = accounts.read_now("alice", "0000-00-00", "9999-99-99")
+    assert (used.requests, used.prompt_tokens) == (1, 7)
+
+
+@pytest.mark.parametrize(
+    "error", [sqlite3.OperationalError("disk is full"), MemoryError(), OSError(28, "full")]
+)
+def test_usage_goes_on_after_an_error_of_any_kind(file, monkeypatch, error):
+    """The thread that writes has not ended: what is counted later is written, and what was refused too."""
+    accounts, caller = of_alice(file)
+    caller.served.model = "m"
+    tried, written, add = threading.Event(), threading.Event(), UsageStore.add
+
+    def added(store: UsageStore, used: object) -> None:
+        if not tried.is_set():
+            tried.set()
+            raise error
+        add(store, used)
+        written.set()
+
+    monkeypatch.setattr(UsageStore, "add", added)
+    monkeypatch.setattr(metering, "WRITE_EVERY", 0.01)
+    accounts.began(caller, 1, 10, 0)
+    accounts.write_soon()
+    assert tried.wait(20) and written.wait(20)
+    (used,) = UsageStore(usage_file(file)).read()
+    assert (used.requests, used.prompt_tokens) == (1, 10)
+
+
+def test_a_front_end_that_begins_on_a_full_disk_counts_all_the_same(file, monkeypatch, caplog):
+    key_of(file, "first")
+    opened, full = UsageStore.__init__, [True]
+
+    def open_(store: UsageStore, path: Path) -> None:
+        if full[0]:
+            raise KeysError(f"{path}, where usage is counted, cannot be used (database or disk is full)")
+        opened(store, path)
+
+    monkeypatch.setattr(UsageStore, "__init__", open_)
+    accounts, caller = of_alice(file)
+    caller.served.model = "m"
+    accounts.began(caller, 1, 10, 0)
+    accounts.write()
+    with pytest.raises(KeysError, match="disk is full"):
+        accounts.read_now(None, "0000-00-00", "9999-99-99")
+    full[0] = False
+    (used,) = accounts.read_now("alice", "0000-00-00", "9999-99-99")
+    assert used.prompt_tokens == 10
+    assert len([record for record in caplog.records if "it waits until it can" in record.message]) == 1
+
+
+def test_a_usage_file_that_is_opened_again_keeps_its_locks(file, monkeypatch):
+    """SQLite's locks end where their process closes any other descriptor of the file."""
+    path, read = usage_file(file), "sqlite3.connect(sys.argv[1], timeout=0).execute('SELECT * FROM usage')"
+    UsageStore(path).close()
+    monkeypatch.setattr(usage, "BUSY_SECONDS", 0)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+    holder.execute("BEGIN EXCLUSIVE")
+    with suppress(KeysError):
+        UsageStore(path)
+    command = [sys.executable, "-c", f"import sqlite3, sys; {read}", str(path)]
+    said = subprocess.run(command, capture_output=True, text=True).stderr
+    holder.close()
+    assert "database is locked" in said
+
+
+@pytest.mark.parametrize("damage", [lambda file: file.write_text("{"), Path.unlink], ids=["damaged", "gone"])
+def test_a_front_end_that_begins_with_a_damaged_file_takes_the_keys_from_before(file, damage, caplog):
+    secrets = {name: records.add(file, Key(name, "", 0, 0.0)) for name in ("alice", "bob")}
+    copy = file.with_name("copy")
+    records.read_and_copy(file, copy)
+    records.revoke(file, "bob")
+    assert Keyring(file, copy).find(secrets["bob"].encode()) is None
+    good = file.read_bytes()
+    damage(file)
+    ring = Keyring(file, copy)
+    assert ring.find(secrets["alice"].encode()) and ring.find(secrets["bob"].encode()) is None
+    assert not ring.refresh() and stat.S_IMODE(copy.stat().st_mode) == 0o600
+    assert len([record for record in caplog.records if "are still taken" in record.message]) == 1
+    file.write_bytes(good)
+    records.revoke(file, "alice")
+    assert ring.refresh() and ring.find(secrets["alice"].encode()) is None

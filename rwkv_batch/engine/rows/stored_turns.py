@@ -201,7 +201,8 @@ class StoredTurn(Life):
             raise Refusal("invalid", OTHER_BODY)
         text = self.turns.parts.tokenizer.decode(reply.turn.completion)
         last = reply.delta(row.number, text, row.request.return_ids)
-        self.turns.parts.rows.end(row, last.finish_reason or "stop", Progress(row.key[1], [last]))
+        answer = Progress(row.key[1], [last], repeated=True)
+        self.turns.parts.rows.end(row, last.finish_reason or "stop", answer)
 
     def _find_target(self) -> SessionAt | None:
         """The session that it is stored in, as it finds that now. Raises StoreError."""

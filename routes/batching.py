@@ -20,7 +20,7 @@ from routes.batches.handlers import Endpoint
 from routes.callers.caller import Caller
 from routes.errors import disk_error
 from routes.http.errors import ApiError, ErrorShape, Json, openai_shape
-from routes.http.exchange import HttpRequest, audit_entry
+from routes.http.exchange import RETRY_AFTER, HttpRequest, audit_entry
 from routes.http.frontend import Frontend
 from routes.http.stream import JobStream
 from routes.server import REFUSED, begin, receive, wire_to
@@ -115,7 +115,8 @@ def answers(front: Frontend) -> Answer:
                 raise ApiError(400, "`stream`: a row of a batch is not streamed; leave it out.", "stream")
             reply = await route.handler(front.seen_by(http.caller) if front.metered else front, http)
         except ApiError as error:
-            return RowReply(error.status, identity, http.shape(error))
+            asked = http.caller.headers.get("retry-after") or RETRY_AFTER.get(error.status)
+            return RowReply(error.status, identity, http.shape(error), float(asked or 0))
         except Exception as error:  # the message may quote a prompt, so it is not logged
             if refusal := disk_error(error):
                 log.error("a row waits: %s", refusal.message)
@@ -124,7 +125,9 @@ def answers(front: Frontend) -> Answer:
             message = "The row could not be answered; this is a fault of the server."
             return RowReply(500, identity, http.shape(ApiError(500, message)))
         if isinstance(reply, Response):
-            return RowReply(reply.status_code, identity, msgspec.json.decode(reply.description))
+            asked = reply.headers.get("retry-after")
+            body = msgspec.json.decode(reply.description)
+            return RowReply(reply.status_code, identity, body, float(asked or 0))
         stream: object = reply.content  # of a large translation
         assert isinstance(stream, JobStream)
         try:

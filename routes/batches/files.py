@@ -9,7 +9,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 from robyn import Headers, Response, StreamingResponse
 
-from routes.batches.folder import folder_of, id_in_path, open_folder, owner_of, page_of, seen_by
+from routes.batches.folder import (
+    folder_of,
+    id_in_path,
+    open_folder,
+    owner_of,
+    page_of,
+    quota_of,
+    seen_by,
+)
 from routes.batches.shapes import DeletedFile, FileList, FileObject
 from routes.http.access import demand_access
 from routes.http.errors import ApiError, openai_field
@@ -67,7 +75,7 @@ async def create(front: Frontend, http: HttpRequest) -> Response:
         return path.write_bytes(data)
 
     try:
-        kept = await asyncio.to_thread(store.add_file, file, write)
+        kept = await asyncio.to_thread(store.add_file, file, write, quota_of(front, http))
     except QuotaExceeded as error:
         raise ApiError(413, str(error), "file") from None
     return json_response(http, described(kept))

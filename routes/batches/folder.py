@@ -51,6 +51,12 @@ def owner_of(http: HttpRequest) -> str:
     return http.caller.owner
 
 
+def quota_of(front: Frontend, http: HttpRequest) -> int | None:
+    """Bytes that files of the client's key may have together; None: as many as there is room for."""
+    key = front.accounts.keys.named(http.caller.owner) if front.accounts else None
+    return key.batch_bytes if key else None
+
+
 def seen_by(http: HttpRequest) -> str | None:
     """Whose files and batches a client sees; None: all."""
     sees_all = http.caller.role is Role.OPERATOR and not http.caller.owner_asked

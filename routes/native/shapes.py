@@ -72,6 +72,7 @@ class KeyLimits(TypedDict):
     tokens_per_minute: int | None
     tokens_per_day: int | None
     rows: int | None
+    batch_bytes: int | None
 
 
 class UsageTotal(TypedDict):

@@ -98,4 +98,5 @@ def _limits(key: Key) -> KeyLimits:
         "tokens_per_minute": key.tokens_per_minute,
         "tokens_per_day": key.tokens_per_day,
         "rows": key.rows,
+        "batch_bytes": key.batch_bytes,
     }

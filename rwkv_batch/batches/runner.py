@@ -19,7 +19,8 @@ from rwkv_batch.batches.store import BatchStore
 
 POLL = 0.2  # seconds between looks for new batches and those that are cancelled
 LATER = (429, 503)  # statuses of rows that are asked again
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 2.0  # seconds before a row is asked again
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 2.0  # seconds before a row is asked again, unless the reply asks for more
+MOST_WAITED = 60.0  # seconds that a reply may ask for: a key with no tokens left today may get others, or end
 AGAIN = 2  # times that a row is asked again whose engine has failed
 EVERY = 600.0  # seconds between looks for what has expired
 REST = 2.0  # seconds until a batch goes on that the disk or the database has stopped
@@ -36,6 +37,7 @@ class RowReply(NamedTuple):
     status: int
     request: str  # its id
     body: dict[str, Any] | list[Any]
+    retry_after: float = 0.0  # seconds, for which it asks
 
 
 # Answers a line; with when it expires, in seconds since 1970, and its owner.
@@ -87,7 +89,7 @@ async def answered(line: InputLine, answer: Answer, deadline: float, owner: str)
         failures += found.status == 500
         if found.status not in LATER and not (found.status == 500 and failures <= AGAIN):
             break
-        await asyncio.sleep(pause)
+        await asyncio.sleep(max(pause, min(found.retry_after, MOST_WAITED)))
         pause = min(2 * pause, LONGEST_PAUSE)
     response = {"status_code": found.status, "request_id": found.request, "body": found.body}
     return result_line(new_id("batch_req_"), line.custom_id, response, None), found.status == 200

@@ -100,10 +100,10 @@ class BatchStore:
         """Where the contents of the file of that id are."""
         return self._folder / file
 
-    def add_file(self, file: StoredFile, write: Callable[[Path], int]) -> StoredFile:
+    def add_file(self, file: StoredFile, write: Callable[[Path], int], most: int | None = None) -> StoredFile:
         """Keep a file whose contents `write` writes to the path that it gets; it returns their bytes.
 
-        Raises QuotaExceeded, OSError.
+        most: bytes of all files of its owner. Raises QuotaExceeded, OSError.
         """
         part, place, named = self._folder / f"{file.id}.part", self.path(file.id), False
         try:
@@ -115,6 +115,11 @@ class BatchStore:
                     raise QuotaExceeded(
                         f"There is no room for {file.bytes} bytes: all files together have {self.quota} at "
                         "most; delete some, or ask whoever runs the server for more."
+                    )
+                if most is not None and self.bytes_of_files(file.owner) + file.bytes > most:
+                    raise QuotaExceeded(
+                        f"There is no room for {file.bytes} bytes: the files of this key together have "
+                        f"{most} at most; delete some, or ask whoever runs the server for more."
                     )
                 os.replace(part, place)
                 named = True
@@ -130,8 +135,10 @@ class BatchStore:
             raise
         return file
 
-    def bytes_of_files(self) -> int:
-        return int(self._row("SELECT coalesce(sum(bytes), 0) FROM files")[0])
+    def bytes_of_files(self, owner: str | None = None) -> int:
+        """Of one owner; None: of all."""
+        query = "SELECT coalesce(sum(bytes), 0) FROM files WHERE owner = coalesce(?, owner)"
+        return int(self._row(query, owner)[0])
 
     def file(self, name: str) -> StoredFile | None:
         found = self._row("SELECT record FROM files WHERE id = ?", name)

@@ -43,6 +43,7 @@ def command_line() -> argparse.ArgumentParser:
         ("--tokens-per-minute", "of prompts and answers together"),
         ("--tokens-per-day", "the same, UTC"),
         ("--rows", "that run at once"),
+        ("--batch-bytes", "of its files of batches, with what came of them"),
     ):
         new.add_argument(flag, type=_count, metavar="N", help=f"{about} (default: no limit)")
     new.add_argument(
@@ -119,6 +120,7 @@ def _limits(key: Key) -> str:
         key.tokens_per_minute is not None and f"{key.tokens_per_minute} tokens/min",
         key.tokens_per_day is not None and f"{key.tokens_per_day} tokens/day",
         key.rows is not None and f"{key.rows} rows",
+        key.batch_bytes is not None and f"{key.batch_bytes} bytes of batches",
         not key.sessions and "no sessions",
     ]
     return "; ".join(part for part in parts if part) or "all"

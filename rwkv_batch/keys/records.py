@@ -48,6 +48,7 @@ class Key(Struct, frozen=True, omit_defaults=True):
     tokens_per_minute: int | None = None  # of prompts and answers together
     tokens_per_day: int | None = None
     rows: int | None = None  # at once
+    batch_bytes: int | None = None  # of its files of batches, with what came of them
     priority: Priority = "interactive"
     sessions: bool = True  # whether it may store sessions and responses
     admin: bool = False  # whether it sees what belongs to all, and changes what all use
@@ -193,7 +194,6 @@ def revoke(path: str | Path, name: str) -> None:
     change(path, make)
 
 
-class Keyring:
 def read_and_copy(path: str | Path, copy: str | Path) -> list[Key]:
     """`read`, and put what was read in the place of the copy. Raises KeysError.
 
@@ -210,6 +210,7 @@ def read_and_copy(path: str | Path, copy: str | Path) -> list[Key]:
     return keys
 
 
+class Keyring:
     """The keys of a file as a process of the server knows them. Raises KeysError."""
 
     def __init__(self, path: str | Path, copy: str | Path = "") -> None:
@@ -255,7 +256,6 @@ def read_and_copy(path: str | Path, copy: str | Path) -> list[Key]:
         self._problem = ""
         return True
 
-    def _take(self, keys: list[Key]) -> None:
     def _read(self) -> list[Key]:
         return read_and_copy(self._path, self._copy) if self._copy else read(self._path)
 
@@ -264,6 +264,7 @@ def read_and_copy(path: str | Path, copy: str | Path) -> list[Key]:
             log.error("--keys: %s; the keys from before are still taken", error)
         self._problem = str(error)
 
+    def _take(self, keys: list[Key]) -> None:
         self._by_name = {key.name: key for key in keys}
         self._by_hash = {key.hash: key for key in keys if key.revoked is None}
 

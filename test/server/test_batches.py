@@ -25,7 +25,10 @@ SECRETS: list[str] = []  # of two keys
 @pytest.fixture(scope="module")
 def batching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("batches")
-    SECRETS.extend(add(folder / "keys.json", Key(name, "", 0, 0.0)) for name in ("anna", "ben"))
+    limits = {"anna": None, "ben": 100}
+    SECRETS.extend(
+        add(folder / "keys.json", Key(n, "", 0, 0.0, batch_bytes=most)) for n, most in limits.items()
+    )
     flags = ("--max-rows", "2", "--frontends", "1", "--batch-dir", str(folder / "batches"), "--password", "W")
     running = Server("--device", "cpu", *flags, "--keys", str(folder / "keys.json"))
     yield running
@@ -187,6 +190,9 @@ def test_batches_and_usage_belong_to_the_key_that_made_them(batching: Server, on
         with pytest.raises(openai.NotFoundError):
             forbidden()
     assert batch.id in [each.id for each in one.batches.list().data], "the password sees all"
+    with pytest.raises(openai.APIStatusError, match="of this key together have 100 at most") as refused:
+        ben.files.create(file=("rows.jsonl", b"x" * 101), purpose="batch")
+    assert refused.value.status_code == 413
     tokens = answers["row 0"]["response"]["body"]["usage"]["completion_tokens"]
 
     def used() -> int:

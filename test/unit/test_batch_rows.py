@@ -143,6 +143,24 @@ def test_rows_are_asked_again_while_the_server_cannot_answer(store: BatchStore):
     assert store.batch(name).completed == 2
 
 
+@pytest.mark.parametrize(("asked_for", "waited"), [(7.0, 7.0), (80_000.0, 60.0), (0.0, 0.25)])
+def test_a_row_waits_for_as_long_as_its_reply_asks(monkeypatch, asked_for: float, waited: float):
+    """A key that has no tokens left today is asked for again each minute: it may get others."""
+    replies = iter([RowReply(429, "r", {"error": {}}, asked_for), RowReply(200, "r", {})])
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def answer(line: InputLine, deadline: float, owner: str) -> RowReply:
+        return next(replies)
+
+    monkeypatch.setattr(runner.asyncio, "sleep", sleep)
+    line = InputLine("0", URL, {})
+    assert asyncio.run(runner.answered(line, answer, 0.0, ""))[1]
+    assert waits == [waited]
+
+
 def test_a_row_that_fails_again_and_again_is_an_error(store: BatchStore):
     asked = Asked(lambda name: RowReply(500, "r", {"error": {}}) if name == "1" else None)
     name = begin(store, 3)
@@ -205,6 +223,23 @@ def test_files_have_a_quota_and_old_ones_go(tmp_path: Path):
     store.expire(days=-1)
     assert store.file(first) is None and not store.path(first).exists()
     upload(store, b"x" * 60)
+
+
+def test_files_of_a_key_have_a_quota_of_their_own(store: BatchStore):
+    """What came of its batches counts, and files of others do not."""
+
+    def add(owner: str, size: int) -> str:
+        file = file_of(owner, "rows.jsonl")
+        return store.add_file(file, lambda path: path.write_bytes(b"x" * size), most=500).id
+
+    add("ben", 400)
+    run(store, Asked(), over(store, name := begin(store, 1, owner="anna")))
+    taken = store.bytes_of_files("anna")
+    assert taken > store.file(store.batch(name).input_file).bytes
+    with pytest.raises(QuotaExceeded, match="of this key together have 500 at most"):
+        add("anna", 501 - taken)
+    assert store.bytes_of_files("anna") == taken
+    add("anna", 500 - taken)
 
 
 def test_what_a_batch_under_way_needs_is_kept(store: BatchStore):

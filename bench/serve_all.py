@@ -4,8 +4,10 @@
     python bench/serve_all.py --model-path m7.2b.pth --json serve.jsonl
     python bench/serve_all.py --divide 32      # the bundled model, everything 32 times smaller: a trial run
 
-Unknown flags go to app.py. Prints a line for each load; --json keeps all figures in the form of
-bench/serve.py. Exit code 1 if the server does not come up or a request fails.
+Unknown flags go to app.py. Prints a line for each load, and at the end what /health/ready has said all the
+time, the model's load included, and how often a process was started again: each that nobody has stopped is a
+false alarm. --json keeps all figures in the form of bench/serve.py. --beside FILE: a model that is loaded
+while the loads run. Exit code 1 if the server does not come up, a request fails or there was a false alarm.
 """
 
 import argparse
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +29,7 @@ import httpx
 
 BENCH = Path(__file__).resolve().parent
 START = 600  # seconds for a server to be ready: a first start builds kernels and tunes GEMMs
+LOOK = 0.5  # seconds between two looks at /health/ready
 FRESH = '{"use_prefix_cache": false}'
 
 
@@ -117,7 +121,7 @@ class Server:
         end = time.monotonic() + START
         while self._process.poll() is None and time.monotonic() < end:
             with contextlib.suppress(httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException):
-                if self._get("/health").status_code == 200 and not self._improving():
+                if self.get("/health").status_code == 200 and not self._improving():
                     return
             time.sleep(0.5)
         lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
@@ -125,15 +129,64 @@ class Server:
 
     def _improving(self) -> bool:
         """Whether it captures graphs or times GEMMs still, or cannot say so now."""
-        pending = re.findall(r"(?m)^rwkv:background_work_pending\{.*\} (\d)", self._get("/metrics").text)
+        pending = re.findall(r"(?m)^rwkv:background_work_pending\{.*\} (\d)", self.get("/metrics").text)
         return not pending or "1" in pending
 
-    def _get(self, path: str) -> httpx.Response:
+    def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, headers=self._headers, timeout=30, trust_env=False)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait()
+
+
+class HealthWatch:
+    """Looks at /health/ready all the time, from before the server answers until `stop`."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self._said = server, Counter[str]()
+        self._over = threading.Event()
+        self._looking = threading.Thread(target=self._look)
+        self._looking.start()
+
+    def _look(self) -> None:
+        while not self._over.wait(LOOK):
+            try:
+                self._said[self._server.get("/health/ready").json()["status"]] += 1
+            except httpx.TransportError:
+                if self._said:
+                    self._said["no answer"] += 1
+
+    def stop(self) -> bool:
+        """Print what it has seen, before the server stops; whether there was no false alarm."""
+        self._over.set()
+        self._looking.join()
+        restarts: dict[str, int] = {}
+        with contextlib.suppress(httpx.TransportError):  # it has never answered, or not any more
+            metrics = self._server.get("/metrics").text
+            found = re.findall(r'(?m)^rwkv:restarts_total\{process="(\w+)"\} (\d+)', metrics)
+            restarts = {process: int(count) for process, count in found}
+        print(f"/health/ready, every {LOOK} s: {dict(self._said)}; started again (/metrics): {restarts}")
+        return self._said.keys() <= {"ready", "loading"} and bool(restarts) and not any(restarts.values())
+
+
+class ModelBeside:
+    """Loads a model while others serve. The server has its folder as --models."""
+
+    def __init__(self, server: Server, file: Path) -> None:
+        self._server, self._file = server, file
+        self._loading = threading.Thread(target=self._load)
+        self._loading.start()
+
+    def _load(self) -> None:
+        began = time.monotonic()
+        body = {"model_filename": self._file.name, "model_viewname": "beside"}
+        reply = httpx.post(f"{self._server.url}/loadmodel", json=body, timeout=3600, trust_env=False)
+        said = reply.text if reply.status_code != 200 else "loaded"
+        print(f"{self._file.name} beside: {said} after {time.monotonic() - began:.1f} s", flush=True)
+
+    def wait(self) -> None:
+        self._loading.join()
 
 
 class BackgroundRows:
@@ -216,12 +269,17 @@ def main() -> None:
     )
     parser.add_argument("--divide", type=int, default=1, metavar="N", help="all sizes N times smaller")
     parser.add_argument("--json", metavar="FILE", help="append the figures, a line for each load")
+    parser.add_argument("--beside", type=Path, metavar="FILE", help="load this model while the loads run")
     options, rest = parser.parse_known_args()
     wrong = False
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(rest, Path(folder))
+        server = Server(
+            [*rest, *(["--models", str(options.beside.parent)] if options.beside else [])], Path(folder)
+        )
+        watch = HealthWatch(server)
         try:
             server.wait()
+            beside = ModelBeside(server, options.beside) if options.beside else None
             for case in (case.divided(options.divide) for case in CASES):
                 try:
                     figures = measure(server.url, case, Path(folder))
@@ -233,8 +291,13 @@ def main() -> None:
                 if options.json:
                     with open(options.json, "a", encoding="utf-8") as file:
                         file.write(json.dumps(figures, ensure_ascii=False) + "\n")
+            if beside:
+                beside.wait()
         finally:
-            server.stop()
+            try:
+                wrong |= not watch.stop()
+            finally:
+                server.stop()
     sys.exit(wrong)
 
 

@@ -26,8 +26,8 @@ test-engines: $(VENV)/.installed-dev
 	$(PYTEST) $(if $(ARGS),$(ARGS),--engines 2 $(CHEAP))
 
 check:  # everything, as CI runs it; about 22 minutes on two cores
-	$(MAKE) --no-print-directory -j2 lint with-tools
-	$(MAKE) --no-print-directory test-all test-engines test-emulated hip-check
+	$(MAKE) --no-print-directory with-tools
+	$(MAKE) --no-print-directory -j2 test-all lint hip-check $(EMULATED_GPUS) test-engines
 	$(MAKE) --no-print-directory fuzz ARGS="--minutes 1"
 	$(MAKE) --no-print-directory check-cluster
 
@@ -73,12 +73,13 @@ kernels: $(VENV)/.installed  # for the GPUs here; ARGS="80 90a" for others
 test-gpu: $(VENV)/.installed-dev  # the tests that need a GPU; writes gpu-report.md
 	$(BIN)/python test/gpu_report.py $(ARGS)
 
+EMULATED_GPUS := emulated-gfx942 emulated-gfx1100 emulated-gfx1201
 EMULATED := $(BIN)/python -m pytest -m "gpu and not many_launches" --most-cases
 WKV := test/kernels/test_wkv_prefill.py test/kernels/test_wkv_decode.py test/kernels/test_wkv_sequence.py test/kernels/test_wkv_flush.py test/kernels/test_wkv6.py
 MORE := test/kernels/test_gemm_codes.py test/kernels/test_decode_*.py test/kernels/test_block_gemms.py test/kernels/test_rwkv6_mix.py test/kernels/test_deep_embed.py test/kernels/test_sample_filter.py test/kernels/test_stages_cuda.py
 # The kernels for AMD GPUs on a CPU; needs a C++ compiler. Two of the three at once.
 test-emulated: $(VENV)/.installed-dev
-	$(MAKE) --no-print-directory -j2 emulated-gfx942 emulated-gfx1100 emulated-gfx1201
+	$(MAKE) --no-print-directory -j2 $(EMULATED_GPUS)
 
 emulated-gfx942: $(VENV)/.installed-dev
 	$(EMULATED) 2 --emulated gfx942 $(WKV) test/kernels/test_gemm_[rs]*.py test/kernels/test_norm*.py test/kernels/test_adapter.py $(MORE) $(ARGS)

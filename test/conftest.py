@@ -94,10 +94,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--quick"):
         left_out = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+    if not torch.cuda.is_available() and not config.getoption("--emulated"):
+        leave_out_gpu(config, items)
     if config.getoption("--most-cases"):
         first, of = map(int, config.getoption("--share").split("/"))
         fewer_cases.keep(config, items, config.getoption("--most-cases"), (first, of))
+
+
+def leave_out_gpu(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Thousands, and skipping one takes as long as running a small test. Alone they stay, and say why."""
+    here = [item for item in items if not item.get_closest_marker("gpu")]
+    if here and len(here) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("gpu")])
+        items[:] = here
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -56,8 +56,8 @@ def four_bits(outputs, inputs, name="int4", seed=3):
     return CALIBRATED[name].pack(matrix + draw(outputs, 1, seed=seed + 2))
 
 
-def assert_close(y, x, weights, bias=0.0, sizes=None, most=32767):
-    """Within what 16 bits of a row and fp32 sums may change.
+def bounds(x, weights, bias=0.0, sizes=None, most=32767):
+    """The product in fp64, and what 16 bits of a row and fp32 sums may change of it.
 
     sizes: of the numbers that are added up for a weight, where it is not one. most: of a row in steps.
     """
@@ -65,24 +65,30 @@ def assert_close(y, x, weights, bias=0.0, sizes=None, most=32767):
     step = x.abs().amax(1, keepdim=True) / most
     sizes = weights.abs() if sizes is None else sizes
     rounding = 0.5 * step * weights.abs().sum(1) + 1e-6 * (x.abs() @ sizes.T) + 1e-37
-    assert ((y - (x @ weights.T + bias)).abs() <= rounding + 1e-6 * torch.as_tensor(bias).abs()).all()
+    return x @ weights.T + bias, rounding + 1e-6 * torch.as_tensor(bias).abs()
+
+
+def assert_within(y, bounds):
+    want, off = bounds
+    assert ((y - want).abs() <= off).all()
+
+
+def bounds_of_int8(x, values, scales, bias=0.0):
+    return bounds(x, values.double() * scales.double().unsqueeze(1), bias)
 
 
 def assert_int8(y, x, values, scales, bias=0.0):
-    assert_close(y, x, values.double() * scales.double().unsqueeze(1), bias)
+    assert_within(y, bounds_of_int8(x, values, scales, bias))
 
 
-@cache
-def other(name, outputs, inputs):
-    """Weights of another format, and their numbers in fp64."""
-    weight = FORMATS[name].pack(draw(outputs, inputs))
-    return weight, weight.dequantize().double()
+def bounds_of_int4(x, weight, bias=0.0):
+    """Of which scale times code and the minimum are added up apart."""
+    plain, sizes = numbers_of(weight)
+    return bounds(x, plain, bias, sizes, 32639)
 
 
 def assert_int4(y, x, weight, bias=0.0):
-    """Of which scale times code and the minimum are added up apart."""
-    plain, sizes = numbers_of(weight)
-    assert_close(y, x, plain, bias, sizes, 32639)
+    assert_within(y, bounds_of_int4(x, weight, bias))
 
 
 @lru_cache(maxsize=8)
@@ -93,47 +99,81 @@ def numbers_of(weight):
     return plain, (plain - minimums).abs() + minimums.abs()
 
 
+def rows_of(shape, scaled=False):
+    """Inputs of a product, some with rows of different sizes."""
+    made = (draw(rows, shape[1], seed=rows) for rows in ROWS)
+    return [x * draw(len(x), 1, seed=9).exp() if scaled else x for x in made]
+
+
+# What follows has the products in fp64, once for all targets and numbers of threads.
+
+
+@cache
+def plain_products(dtype, shape):
+    weight, bias = draw(*shape).to(dtype), draw(shape[0], seed=1)
+    wanted = [(x, linear(x.double(), weight.double(), bias.double())) for x in rows_of(shape)]
+    return weight, bias, wanted
+
+
+@cache
+def int8_products(shape):
+    values, scales, bias = integers(*shape), draw(shape[0]).abs(), draw(shape[0], seed=1)
+    wanted = [(x, bounds_of_int8(x, values, scales, bias.double())) for x in rows_of(shape, True)]
+    return values, scales, bias, wanted
+
+
+@cache
+def products_of_4_bits(name, shape):
+    weight, bias = four_bits(*shape, name), draw(shape[0], seed=1)
+    return weight, bias, [(x, bounds_of_int4(x, weight, bias.double())) for x in rows_of(shape, True)]
+
+
+@cache
+def other_products(name, shape):
+    weight, bias = FORMATS[name].pack(draw(*shape)), draw(shape[0], seed=1)
+    plain = weight.dequantize().double()
+    return weight, bias, [(x, linear(x.double(), plain, bias.double())) for x in rows_of(shape)]
+
+
+def assert_near(y, want):
+    assert float((y - want).norm() / want.norm()) < 1e-6
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_product_is_that_of_fp64(compiled, shape, dtype, threads):
-    weight, bias = draw(*shape).to(dtype), draw(shape[0], seed=1)
+    weight, bias, wanted = plain_products(dtype, shape)
     product = products.packed_linear(compiled, weight, bias)
-    for rows in ROWS:
-        x = draw(rows, shape[1], seed=rows)
-        want = linear(x.double(), weight.double(), bias.double())
-        assert float((product(x) - want).norm() / want.norm()) < 1e-6
+    for x, want in wanted:
+        assert_near(product(x), want)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_an_int8_product_is_that_of_fp64(compiled, shape, threads):
-    values, scales, bias = integers(*shape), draw(shape[0]).abs(), draw(shape[0], seed=1)
+    values, scales, bias, wanted = int8_products(shape)
     product = products.int8_linear(compiled, values, scales, bias)
-    for rows in ROWS:
-        x = draw(rows, shape[1], seed=rows) * draw(rows, 1, seed=9).exp()
-        assert_int8(product(x), x, values, scales, bias.double())
+    for x, want in wanted:
+        assert_within(product(x), want)
 
 
 @pytest.mark.parametrize("name", CALIBRATED)
 @pytest.mark.parametrize("shape", [*SHAPES, (300, 128)], ids=str)
 def test_a_product_of_4_bits_is_that_of_fp64(compiled, shape, name, threads):
-    weight, bias = four_bits(*shape, name), draw(shape[0], seed=1)
+    weight, bias, wanted = products_of_4_bits(name, shape)
     product = product_with(weight, bias, kernels=compiled)
     assert isinstance(product, products.PackedLinear)
-    for rows in ROWS:
-        x = draw(rows, shape[1], seed=rows) * draw(rows, 1, seed=9).exp()
-        assert_int4(product(x), x, weight, bias.double())
+    for x, want in wanted:
+        assert_within(product(x), want)
 
 
 @pytest.mark.parametrize("name", IN_FP32)
 @pytest.mark.parametrize("shape", [*SHAPES, (300, 128)], ids=str)
 def test_a_product_of_another_format_is_that_of_fp64(compiled, shape, name, threads):
-    (weight, plain), bias = other(name, *shape), draw(shape[0], seed=1)
+    weight, bias, wanted = other_products(name, shape)
     product = product_with(weight, bias, kernels=compiled)
     assert isinstance(product, products.PackedLinear)
-    for rows in ROWS:
-        x = draw(rows, shape[1], seed=rows)
-        want = linear(x.double(), plain, bias.double())
-        assert float((product(x) - want).norm() / want.norm()) < 1e-6
+    for x, want in wanted:
+        assert_near(product(x), want)
 
 
 def test_every_code_is_its_number(compiled):

@@ -32,6 +32,8 @@ CORES = 8  # cores a front end may use; it seldom keeps two busy
 FILES_PER_WORKER = 7  # that an HTTP worker has open by itself
 WAITING_PER_CORE = 512  # an HTTP worker can wait for this many streams, divided by the cores it sees
 
+FromSupervisor = Serving | EngineLost | Stalled | ChangeGranted | Restarts | Drain
+
 log = logging.getLogger(__name__)
 
 
@@ -118,30 +120,47 @@ def receive(
     logged: dict[str, str] = {}  # the fingerprints of models whose chat template has been
     while True:
         try:
-            message: Serving | EngineLost | Stalled | ChangeGranted | Restarts | Drain = control.recv()
+            message: FromSupervisor = control.recv()
         except (EOFError, OSError):
             os._exit(1)
-        match message:
-            case Serving():
-                serving = front.client.serves(message)
-                for info in serving.models:
-                    if logged.get(info.model) != info.fingerprint:
-                        logged[info.model] = info.fingerprint
-                        template = settings_for(info, config).chat_template
-                        log.info("chat template of %s: %s (--chat-template chooses)", info.model, template)
-                front.serve(serving.models)
-                front.readiness.serves(message.engine)
-                front.shared.loading = serving.loading
-            case Restarts():
-                front.shared.restarts = message
-            case EngineLost(engine=engine):
-                front.engine_lost(engine)
-            case Stalled(engine=engine, seconds=seconds):
-                front.readiness.stalled(engine, seconds)
-            case ChangeGranted():
-                front.client.may_change()
-            case Drain(seconds=seconds):
+        try:
+            _act(message, front, config, drain, logged)
+        except Exception:  # another front end is started, and learns everything
+            log.exception("a message of the supervisor could not be carried out; the front end ends")
+            os._exit(1)
+
+
+def _act(
+    message: FromSupervisor,
+    front: Frontend,
+    config: FrontendConfig,
+    drain: Callable[[Frontend, float], None],
+    logged: dict[str, str],
+) -> None:
+    match message:
+        case Serving():
+            serving = front.client.serves(message)
+            for info in serving.models:
+                if logged.get(info.model) != info.fingerprint:
+                    logged[info.model] = info.fingerprint
+                    template = settings_for(info, config).chat_template
+                    log.info("chat template of %s: %s (--chat-template chooses)", info.model, template)
+            front.serve(serving.models)
+            front.readiness.serves(message.engine)
+            front.shared.loading = serving.loading
+        case Restarts():
+            front.shared.restarts = message
+        case EngineLost(engine=engine):
+            front.engine_lost(engine)
+        case Stalled(engine=engine, seconds=seconds):
+            front.readiness.stalled(engine, seconds)
+        case ChangeGranted():
+            front.client.may_change()
+        case Drain(seconds=seconds):
+            try:
                 threading.Thread(target=drain, args=(front, seconds), name="drain", daemon=True).start()
+            except RuntimeError:  # there can be no further thread, and no message is to come
+                drain(front, seconds)
 
 
 def _drain(front: Frontend, seconds: float) -> None:
@@ -163,5 +182,8 @@ def _tick(front: Frontend) -> None:
     while True:
         time.sleep(TICK)
         get_version()
-        front.tick()
-        connections.make_room(waiting=front.busy)
+        try:
+            front.tick()
+            connections.make_room(waiting=front.busy)
+        except Exception:
+            log.exception("streams that were left could not be looked for; that is tried again")

@@ -16,11 +16,11 @@ from routes.batches import files as batch_files
 from routes.batches import handlers as batches
 from routes.callers.caller import Caller
 from routes.chat.handlers import chats, generates
+from routes.direct import send_directly
 from routes.errors import disk_error
 from routes.guard.reads import Guard
 from routes.http.access import demand_access
 from routes.http.counts import OTHER
-from routes.http.direct import send_directly
 from routes.http.errors import (
     ApiError,
     ErrorShape,

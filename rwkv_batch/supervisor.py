@@ -23,7 +23,7 @@ from rwkv_batch.ops.cuda.context import pci_address, prepare_context
 from rwkv_batch.ops.torch_libraries import loading_libraries
 from rwkv_batch.processes.announcing import announce
 from rwkv_batch.processes.changes import ChangeQueue
-from rwkv_batch.processes.child import Child, end_all
+from rwkv_batch.processes.child import Child, LaterStarts, end_all
 from rwkv_batch.processes.cores import stay_near
 from rwkv_batch.processes.databases import Databases
 from rwkv_batch.processes.folder import SOCKET, NoFolder, runtime_folder
@@ -132,13 +132,16 @@ class EngineProcess:
         self.killed = False  # its process has been, as it hung, and may take long to end
         self.failures = 0  # since one was ready
         self.gone = False  # it is not started any more
+        self.absent = False  # there can be no process now, which is tried again
         self.pulse = pulse
 
     def start(self, changes: Sequence[bytes]) -> None:
+        """Raises CannotStart."""
         self.serving, self.held, self.missing, self.deaf, self.killed = None, None, [], False, False
-        self.started = True
         self.pulse.rest()
+        self.absent = True
         self.child = Child(self.name, run_engine, self.configs, self.address, changes)
+        self.started, self.absent = True, False
 
 
 class Supervisor:
@@ -156,6 +159,7 @@ class Supervisor:
         self._changes = ChangeQueue()
         self._restarts = Restarts()
         self._kept: list[Child] = []  # that were killed and have not ended
+        self._later = LaterStarts()
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup)
@@ -230,7 +234,7 @@ class Supervisor:
 
     @property
     def _living(self) -> list[EngineProcess]:
-        return [engine for engine in self._engines if not engine.gone]
+        return [engine for engine in self._engines if not engine.gone and not engine.absent]
 
     def _watch(self) -> int:
         code = None
@@ -253,6 +257,7 @@ class Supervisor:
                 if code is not None:
                     return code
             self._databases.look(ready)
+            self._later.look()
             for frontend in [*self._frontends]:
                 if frontend.control in ready:
                     self._receive_frontend(frontend)
@@ -267,8 +272,8 @@ class Supervisor:
 
     @property
     def _until_next(self) -> float | None:
-        """Seconds until engines are asked whether they live, or a database is due; None: neither will be."""
-        waits = [self._databases.due, self._engines[0].pulse.every]
+        """Seconds until engines are asked whether they live, or a process is due; None: neither will be."""
+        waits = [self._databases.due, self._later.due, self._engines[0].pulse.every]
         return min((seconds for seconds in waits if seconds is not None), default=None)
 
     def _ping(self) -> None:
@@ -344,7 +349,10 @@ class Supervisor:
         if first:  # later it is a change of the models
             servings = [engine.serving for engine in self._living if engine.serving]
             served = serving_of_all(servings).models, self._config.frontend, len(servings)
-            threading.Thread(target=announce, args=served, name="announce", daemon=True).start()
+            try:
+                threading.Thread(target=announce, args=served, name="announce", daemon=True).start()
+            except RuntimeError:
+                log.warning("the address is not printed, as no thread can be started for it")
 
     def _receive_frontend(self, frontend: Child) -> None:
         try:
@@ -393,7 +401,7 @@ class Supervisor:
             return 1
         if engine.failures > ENGINE_RESTARTS:
             engine.gone = True
-            if not self._living:
+            if all(each.gone for each in self._engines):
                 log.error(
                     "%s died %d times (exit code %s); the server ends", engine.name, engine.failures, code
                 )
@@ -402,7 +410,7 @@ class Supervisor:
             return None
         log.error("%s died (exit code %s); it is started again", engine.name, code)
         self._count_restart(engine=1)
-        engine.start(self._changes.made)
+        self._later.start(lambda: engine.start(self._changes.made))
         return None
 
     def _start_frontend(self, kind: str = FRONTEND) -> None:
@@ -429,7 +437,7 @@ class Supervisor:
         if time.monotonic() - dead.started < RESTART_PAUSE:
             time.sleep(RESTART_PAUSE)
         self._count_restart(frontend=1)
-        self._start_frontend(dead.name.rpartition("-")[0])
+        self._later.start(partial(self._start_frontend, dead.name.rpartition("-")[0]))
 
     def _count_restart(self, engine: int = 0, frontend: int = 0) -> None:
         before = self._restarts

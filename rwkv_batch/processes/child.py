@@ -4,29 +4,48 @@ import logging
 import multiprocessing
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing.connection import wait
 from threading import Thread
 
+START_AGAIN = 1.0  # seconds until it is tried again to start a process where there can be none
 REFUSED = 2  # the exit code of what cannot do its work, for which nothing starts it again
 
 log = logging.getLogger(__name__)
 spawn = multiprocessing.get_context("spawn")  # a fork would share sockets and threads
 
 
+class CannotStart(OSError):
+    """The system has no process or thread left; it may have later."""
+
+    def __init__(self, name: str, why: Exception) -> None:
+        super().__init__(None, f"{name}: {getattr(why, 'strerror', None) or why}")
+
+
 class Child:
     """A process and the supervisor's end of its pipe. `target` is called with `args` and the other end."""
 
     def __init__(self, name: str, target: Callable[..., None], *args: object) -> None:
+        """Raises CannotStart; then nothing of it is left."""
         self.name, self.started = name, time.monotonic()
-        self.control, theirs = spawn.Pipe()
-        self.process = spawn.Process(target=target, args=(*args, theirs), name=name)
-        self.process.start()
-        theirs.close()
         self._outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._sender = Thread(target=self._transmit, name="pipe", daemon=True)
-        self._sender.start()
+        try:
+            self.control, theirs = spawn.Pipe()
+        except OSError as error:
+            raise CannotStart(name, error) from error
+        try:
+            self._sender.start()
+            self.process = spawn.Process(target=target, args=(*args, theirs), name=name)
+            self.process.start()
+        except (OSError, RuntimeError) as error:  # of a process, of a thread
+            self._outbox.put(None)
+            self.control.close()
+            raise CannotStart(name, error) from error
+        finally:
+            theirs.close()
         log.info("%s started as process %d", name, self.process.pid)
 
     def send(self, message: object) -> None:
@@ -53,6 +72,33 @@ class Child:
         with suppress(OSError):  # it has died, which its sentinel reports
             while (message := self._outbox.get()) is not None:
                 self.control.send(message)
+
+
+class LaterStarts:
+    """Processes that die while the server runs are started again, if not now, then later."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()  # and when, of the monotonic clock
+
+    @property
+    def due(self) -> float | None:
+        """Seconds until `look` does something; None: nothing waits for it."""
+        return max(0.0, self._waiting[0][0] - time.monotonic()) if self._waiting else None
+
+    def start(self, start: Callable[[], None]) -> None:
+        """Call this, which may raise CannotStart, now and then until it does not."""
+        try:
+            start()
+        except CannotStart as error:
+            log.error("%s; this is tried again in %.0f s", error.strerror, START_AGAIN)
+            self._waiting.append((time.monotonic() + START_AGAIN, start))
+
+    def look(self) -> None:
+        """Start what is due."""
+        due = [start for at, start in self._waiting if at <= time.monotonic()]  # in their order
+        for start in due:
+            self._waiting.popleft()
+            self.start(start)
 
 
 def end_all(children: Iterable[Child], seconds: float) -> list[Child]:

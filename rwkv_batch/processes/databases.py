@@ -8,7 +8,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from rwkv_batch.config import writer_address
-from rwkv_batch.processes.child import REFUSED, Child
+from rwkv_batch.processes.child import REFUSED, START_AGAIN, CannotStart, Child
 from rwkv_batch.wire.supervision import Stop
 
 PAUSES = (0.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before one is started again that has died so often
@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 class _Database:
     """Over all processes that it has had. `child` is None between two of them."""
 
-    def __init__(self, path: str, child: Child) -> None:
+    def __init__(self, path: str) -> None:
         self.path, self.needed = path, -math.inf  # when an engine last said so
-        self.child: Child | None = child
+        self.child: Child | None = None
         self.first = True  # whether the process is the first since engines use the database
         self.deaths, self.due = 0, 0.0  # in a row, and when it is started again
 
@@ -53,11 +53,14 @@ class Databases:
     def need(self, path: str) -> None:
         """Start the process for this path, if there is none."""
         if path not in self._known:
-            self._known[path] = _Database(path, self._begin(path, first=True))
+            self._known[path] = _Database(path)
+            self.restart()
         self._known[path].needed = time.monotonic()
 
     def until_ready(self, signals: int) -> str | None:
         """Wait for all. Returns why one cannot be used; empty: `signals` can be read."""
+        if self.due is not None:
+            return "The process that writes to the database cannot be started; start the server again."
         for child in self.children:
             if signals in wait([signals, child.control]):
                 return ""
@@ -79,7 +82,11 @@ class Databases:
         """Start those again whose pause is over."""
         for known in self._known.values():
             if known.child is None and known.due <= time.monotonic():
-                known.child = self._begin(known.path, known.first)
+                try:
+                    known.child = self._begin(known.path, known.first)
+                except CannotStart as error:
+                    known.due = time.monotonic() + START_AGAIN
+                    log.error("%s; this is tried again in %.0f s", error.strerror, START_AGAIN)
 
     def stop(self) -> Iterable[Child]:
         """Let them commit what has arrived, and end; returns those that run."""

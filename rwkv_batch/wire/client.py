@@ -7,6 +7,7 @@ One thread owns the socket; it hands every event to the job it belongs to. Jobs 
 import asyncio
 import concurrent.futures
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -33,6 +34,10 @@ from rwkv_batch.wire.protocol import (
 from rwkv_batch.wire.supervision import Serving
 
 MOST_MESSAGES = 64  # of an engine that are taken at once
+SOCKET_PAUSE = 0.05  # seconds before a socket that has failed is replaced
+CONNECTION_LOST = "The connection to the engine has failed; send the request again."
+
+log = logging.getLogger(__name__)
 
 
 class RequestRejected(Exception):
@@ -343,7 +348,20 @@ class Client:
             self._waker.send(b"x")
 
     def _run(self, address: str, name: bytes) -> None:
-        """The thread that owns the ZeroMQ socket, which only one thread may touch."""
+        """The thread that owns the ZeroMQ socket, which only one thread may touch.
+
+        Where that fails, what is in flight does too, as nobody knows which events are lost; another socket
+        takes its place.
+        """
+        while not self._closed:
+            try:
+                self._use_socket(address, name)
+            except Exception:
+                log.exception("the connection to the engine has failed; there is another one")
+                self.fail_all(CONNECTION_LOST)
+                time.sleep(SOCKET_PAUSE)
+
+    def _use_socket(self, address: str, name: bytes) -> None:
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.setsockopt(zmq.IDENTITY, name)
             dealer.setsockopt(zmq.LINGER, 500)

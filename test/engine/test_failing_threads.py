@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from engine_driver import PROMPTS, WEIGHTS, Driver
-from engine_faults import PLATE, POOLED, open_files
+from engine_faults import PLATE, POOLED
+from fault_points import open_files
 from row_adapters import write
 
 from rwkv_batch.engine.engine import Engine

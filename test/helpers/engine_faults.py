@@ -5,7 +5,6 @@ asked again, once nothing fails any more; then every answer has to be that of an
 failed. At the end all is deleted, and every slot, thread and file has to be free.
 """
 
-import os
 import shutil
 import tempfile
 import threading
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from engine_driver import SAMPLED, WEIGHTS, Driver, free_slots
 from failing_memory import failing_memory
-from fault_points import FaultPoints
+from fault_points import FaultPoints, open_files
 from mixtures import numbers, parts
 from row_adapters import write
 
@@ -346,12 +345,3 @@ def trial(points: FaultPoints, number: int, error: Callable[[], Exception], plac
 
 
 POOLED = ("grammars", "masks", "slow-masks")  # threads of pools, which end when these are collected
-
-
-def open_files() -> list[str]:
-    """What this process has open."""
-    found = []
-    for each in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):
-            found.append(os.readlink(each))
-    return sorted(name for name in found if not name.startswith("/proc"))

@@ -5,8 +5,10 @@ at one number.
 """
 
 import inspect
+import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -66,3 +68,12 @@ def caller_of(place: str) -> str:
     """The innermost of its frames that is not of the model, its operations or the sampler."""
     inner = ("rwkv_batch/model/", "rwkv_batch/ops/", "rwkv_batch/sampling/")
     return next((frame for frame in place.split(" < ") if not frame.startswith(inner)), place)
+
+
+def open_files() -> list[str]:
+    """What this process has open."""
+    found = []
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.append(os.readlink(each))
+    return sorted(name for name in found if not name.startswith("/proc"))

@@ -37,6 +37,7 @@ class StubEngine:
         self.router = self.context.socket(zmq.ROUTER)
         self.router.setsockopt(zmq.RCVTIMEO, 5000)
         self.router.setsockopt(zmq.LINGER, 0)
+        self.router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.router.bind(address)
 
     def receive(self):
@@ -263,3 +264,38 @@ def test_a_lost_engine_fails_every_job(wire: tuple[StubEngine, Client]):
         job.read(5)
     assert engine.receive() == Cancel("one")
     assert_nothing_is_in_flight(engine, client)
+
+
+@pytest.mark.parametrize("method", ["send", "recv"])
+@pytest.mark.parametrize("error", [zmq.Again(), zmq.ContextTerminated(), MemoryError()], ids=repr)
+def test_a_socket_that_fails_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
+) -> None:
+    """What is in flight fails and is cancelled; what comes next is answered."""
+    address = f"ipc://{tmp_path}/engine"
+    engine, client = StubEngine(address), Client(address, "frontend-1")
+    job = client.submit(REQUEST)
+    assert engine.receive() == REQUEST
+    real, left = getattr(zmq.Socket, method), [error]
+
+    def fail(socket: zmq.Socket, *arguments: Any, **options: Any) -> Any:
+        if left and socket.type == zmq.DEALER:
+            raise left.pop()
+        return real(socket, *arguments, **options)
+
+    monkeypatch.setattr(zmq.Socket, method, fail)
+    if method == "recv":
+        engine.send(Accepted("one", [1, 2]))
+    else:
+        client.submit(GenerateRequest(id="lost", prompts=["a"], max_tokens=1))
+    with pytest.raises(RequestFailed, match="connection to the engine"):
+        while not left or job.read(5) == []:
+            job.read(5)
+    after = client.submit(GenerateRequest(id="after", prompts=["a"], max_tokens=1))
+    while not isinstance(message := engine.receive(), GenerateRequest) or message.id != "after":
+        assert isinstance(message, Cancel | GenerateRequest)
+    engine.send(Progress("after", [RowDelta(0, "x", 1, "length")]))
+    assert [row.text for row in after.read(5)] == ["x"]
+    client.close()
+    engine.router.close()
+    engine.context.term()

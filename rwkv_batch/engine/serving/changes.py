@@ -105,7 +105,12 @@ class ModelChanges:
         else:
             self._under_way = f"The model {command.name} is being removed"
             work = partial(self._remove, key, command.name)
-        Thread(target=self._work, args=(key, work), name="models", daemon=True).start()
+        try:
+            Thread(target=self._work, args=(key, work), name="models", daemon=True).start()
+        except RuntimeError:
+            self._under_way = ""
+            message = "No thread can be started to change the models; try again later."
+            self._models.reply(key, Rejected(command.id, "unavailable", message))
 
     # In the thread
 

@@ -164,6 +164,7 @@ class Service:
         self._router = self._context.socket(zmq.ROUTER)
         # Sending to a front end that has died is an error, not silence.
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a front end that connects again is the same
         # A front end that lags is cancelled by its own limits, not by lost text.
         self._router.setsockopt(zmq.SNDHWM, 0)
         self._router.setsockopt(zmq.LINGER, 1000)

@@ -2,6 +2,7 @@
 
 import deepl
 import pytest
+from deepl.api_data import MultilingualGlossaryDictionaryEntries
 from libretranslatepy import LibreTranslateAPI
 
 HOUSE, HAUS = "The dog sees the house.", "Der Hund sieht das Haus."
@@ -50,7 +51,7 @@ def test_the_glossaries_of_deepl(url: str):
 
 def test_the_multilingual_glossaries_of_deepl(url: str):
     client = deepl.DeepLClient("unused", server_url=url)
-    entries = deepl.MultilingualGlossaryDictionaryEntries
+    entries = MultilingualGlossaryDictionaryEntries
     glossary = client.create_multilingual_glossary(
         "ours", [entries("EN", "DE", {"dog": "Rüde"}), entries("EN", "FR", {"dog": "chienne"})]
     )

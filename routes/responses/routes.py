@@ -5,6 +5,7 @@ with the turn, and a document with the reply, which is stored before the last pi
 """
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 from uuid import uuid4
@@ -164,20 +165,33 @@ async def input_items(front: Frontend, http: HttpRequest) -> Response:
 
 
 async def _store(front: Frontend, model: str, reply: ResponseReply, document: Document) -> None:
-    """Store the document with the response as it is now, also during a drain.
+    """Store the document with the response as it is now, also during a drain. If that fails, nothing stays.
 
     Raises RequestFailed, and RequestRejected where the database cannot store anything now.
     """
     data = msgspec.json.encode(msgspec.structs.replace(document, response=reply.response))
-    command = PutDocument(uuid4().hex, state_key(reply.response["id"]), data, to_model=model)
+    key = state_key(reply.response["id"])
+    command = PutDocument(uuid4().hex, key, data, to_model=model)
     try:
         await asyncio.wait_for(front.client.ask(command), ANSWERED_WITHIN)
+    except RequestFailed:
+        await _forget_session(front, model, key)
+        raise
     except (RequestRejected, TimeoutError) as error:
         reason = str(error) or NO_REPLY[0].lower() + NO_REPLY[1:]  # a timeout gives none
         sentence = f"The response was made but could not be stored: {reason}"
-        if isinstance(error, RequestRejected) and error.reason == "unavailable":
-            raise RequestRejected(error.reason, sentence) from None
+        if isinstance(error, RequestRejected):
+            await _forget_session(front, model, key)
+            if error.reason == "unavailable":
+                raise RequestRejected(error.reason, sentence) from None
         raise RequestFailed(sentence) from None
+
+
+async def _forget_session(front: Frontend, model: str, key: str) -> None:
+    """Of a response that has no document, which nobody could go on from or delete."""
+    with suppress(RequestFailed, RequestRejected, TimeoutError):
+        command = DeleteSession(uuid4().hex, key, to_model=model)
+        await asyncio.wait_for(front.client.ask(command), ANSWERED_WITHIN)
 
 
 def _authorized_id(front: Frontend, http: HttpRequest) -> str:

@@ -324,7 +324,7 @@ def test_what_the_engine_refuses_has_its_status(front: FrontendProcess):
 def test_a_response_that_cannot_be_stored_is_an_error(
     front: FrontendProcess, monkeypatch: pytest.MonkeyPatch
 ):
-    reply = front.engine.reply_to
+    reply, before = front.engine.reply_to, dict(front.engine.sessions)
     monkeypatch.setattr(
         front.engine,
         "reply_to",
@@ -341,6 +341,7 @@ def test_a_response_that_cannot_be_stored_is_an_error(
         and "response.failed" in streamed
         and "response.completed" not in streamed
     )
+    assert front.engine.sessions == before, "nobody could go on from their sessions, or delete them"
 
 
 def test_an_engine_that_breaks_down_fails_the_response(front: FrontendProcess, client: OpenAI):

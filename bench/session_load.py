@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Over HTTP: turns of sessions next to the same requests without one, forks, many sessions; translations.
+"""Over HTTP: turns of sessions next to the same requests without one, forks, moves, many; translations.
 
     python bench/session_load.py turns [--sessions 16 64 256] [--turns 3] [--tokens 100] [-- APP_FLAGS]
     python bench/session_load.py mixed [--streams 128] [--sessions 128] [--long 4000] [-- APP_FLAGS]
     python bench/session_load.py forks [--forks 2000] [--history 4000] [-- APP_FLAGS]
     python bench/session_load.py many [--sizes 1000 100000] [-- APP_FLAGS]
+    python bench/session_load.py moves [--history 4000] [--store URL] [-- --state-db postgresql://... FLAGS]
     python bench/session_load.py translations [--texts 1000] [--clients 64] [--each 8] [-- APP_FLAGS]
 
 Each starts a server of its own with APP_FLAGS and a database in a temporary folder (TMPDIR says where). With
@@ -23,7 +24,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import httpx
+from fsspec.core import url_to_fs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "test" / "helpers"))
@@ -251,6 +253,62 @@ def many(options: argparse.Namespace, page: Page) -> None:
             )
 
 
+def moves(options: argparse.Namespace, page: Page) -> None:
+    """A session goes on at another server: from its tokens, and from its state in two ways."""
+    turn = {"contents": ["\nOn:"], "temperature": 0, "stop_tokens": [], "stream": False}
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (place / "secret").write_text(uuid.uuid4().hex, encoding="utf-8")
+        store = options.store or f"file://{place}/store"
+        peers, shared = ["--cluster-secret-file", str(place / "secret")], ["--image-store", store]
+        flags = {
+            "home": [*peers, *shared, "--replay-tokens", "1"],
+            "tokens": [],
+            "server": peers,
+            "store": shared,
+        }
+        urls = {}
+        for name, more in flags.items():
+            (place / name).mkdir()
+            with chdir(place / name):  # where its own states are
+                urls[name] = stack.enter_context(started([*options.app_flags, *more], place / name))
+        http, home = stack.enter_context(httpx.Client(timeout=600)), urls.pop("home")
+        seconds: dict[str, list[float]] = {name: [] for name in urls}
+        differ = 0
+        objects, root = url_to_fs(store)
+        for round_ in range(options.rounds + 1):
+            source, *names = new_ids(1 + len(urls))
+            begin_session(home, source, options.history)
+            for name in names:
+                body = {"session_id": source, "new_session_id": name}
+                http.post(f"{home}/v1/state/fork", json=body).raise_for_status()
+            while len(objects.find(root)) <= round_:  # written behind
+                time.sleep(0.05)
+            texts = set()
+            for name, session in zip(random.sample([*urls], len(urls)), names, strict=True):
+                body = turn | {"session_id": session, "max_tokens": 1}
+                began = time.monotonic()
+                http.post(f"{urls[name]}/state/chat/completions", json=body).raise_for_status()
+                if round_:  # the first one is not counted
+                    seconds[name].append(time.monotonic() - began)
+                reply = http.post(f"{urls[name]}/state/chat/completions", json=body | {"max_tokens": 32})
+                texts.add(reply.raise_for_status().json()["choices"][0]["message"]["content"])
+            differ += len(texts) - 1
+        page.add(
+            f"A turn of one token after {options.history} tokens at a server that has not had the session; "
+            f"median of {options.rounds} rounds.",
+            "",
+            "| from | ms (single rounds) | of the time from tokens |",
+            "|---|---|---|",
+        )
+        tokens = statistics.median(seconds["tokens"])
+        for name, times_ in seconds.items():
+            singles = ", ".join(f"{1e3 * each:.0f}" for each in sorted(times_))
+            median = statistics.median(times_)
+            page.add(f"| {name} | {1e3 * median:.0f} ({singles}) | {median / tokens:.2f} |")
+        page.add("", f"Greedy texts of 32 tokens that differ: {differ}.")
+
+
 def translations(options: argparse.Namespace, page: Page) -> None:
     """Marks and terms of generated texts; clients with a paragraph each next to one request with all."""
     with measured(options) as (url, _), httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
@@ -383,7 +441,14 @@ def tokens_of(http: httpx.Client, *kinds: str) -> int:
     return sum(each[kind] for each in models for kind in kinds)
 
 
-MEASUREMENTS = {"turns": turns, "mixed": mixed, "forks": forks, "many": many, "translations": translations}
+MEASUREMENTS = {
+    "turns": turns,
+    "mixed": mixed,
+    "forks": forks,
+    "many": many,
+    "translations": translations,
+    "moves": moves,
+}
 
 
 def number(command: argparse.ArgumentParser, name: str, default: object, about: str, **more) -> None:
@@ -404,7 +469,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     what = {name: commands.add_parser(name, help=run.__doc__) for name, run in MEASUREMENTS.items()}
     for name, command in what.items():
         command.add_argument("--markdown", type=Path, metavar="FILE", help="write the results as a page")
-        if name != "many":
+        if name not in ("many", "moves"):
             command.add_argument("--url", type=base_url, help="a server that runs already")
         if name != "forks":
             number(command, "--rounds", 3 if name == "many" else 2, "of everything, or starts of the server")
@@ -412,6 +477,9 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
             number(command, "--turns", 3 if name == "turns" else 10, "answers for each client")
             number(command, "--tokens", 100, "of an answer")
             number(command, "--processes", min(8, os.cpu_count() or 1), "of the load generator")
+        elif name == "moves":
+            number(command, "--history", 4000, "tokens of the session that moves")
+            command.add_argument("--store", metavar="URL", help="for states (default: a folder)")
         elif name == "translations":
             number(command, "--texts", 1000, "generated, with marks and terms")
             number(command, "--clients", 64, "at once, and texts of a request with terms")

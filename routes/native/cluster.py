@@ -12,14 +12,13 @@ from routes.http.exchange import HttpRequest, file_response
 from routes.http.frontend import Frontend
 from routes.http.model_field import ask_model
 from routes.http.schemas import RequestBody
-from routes.native.schemas import Whole
 from rwkv_batch.wire.commands import FetchState
 
 
 class FetchFields(RequestBody):
     """The URL parameters of /cluster/state."""
 
-    turn: Annotated[Whole, Field(ge=1, lt=1 << 63)]
+    turn: Annotated[int, Field(ge=1, lt=1 << 63)]
 
 
 async def state(front: Frontend, http: HttpRequest) -> Response:

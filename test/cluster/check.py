@@ -345,6 +345,7 @@ def running(server_python: str, folder: Path) -> Iterator[tuple[str, Place]]:
         options["flags"] = {
             "--state-db": database.url,
             "--image-store": str(folder / "states"),
+            "--cluster-secret-file": str(secret_file(folder)),
             "--device": "cpu",
             "--threads": "1",
             "--frontends": "1",
@@ -371,6 +372,13 @@ def running(server_python: str, folder: Path) -> Iterator[tuple[str, Place]]:
         until(lambda: len(answering(place)) == 3, "three servers", 300)
         until(lambda: httpx.get(f"http://127.0.0.1:{port}/haproxy/health").status_code == 200, "HAProxy")
         yield f"http://127.0.0.1:{port}", place
+
+
+def secret_file(folder: Path) -> Path:
+    """With which servers give states to each other."""
+    file = folder / "secret"
+    file.write_text("s" * 32)
+    return file
 
 
 def answering(place: Place) -> set[str]:

@@ -88,7 +88,7 @@ INFO = EngineInfo(
     checkpoint="fake-rwkv",
 )
 FILE = b"\xffSTATE "  # what an exported state begins with; no text in UTF-8
-HELD_TURN = 7  # whose state other servers get
+HELD_TURN = (1 << 62) + 7  # whose state other servers get
 UPDATED = 1769479200.5
 
 

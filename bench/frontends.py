@@ -232,7 +232,7 @@ class FrontendFigures(NamedTuple):
 def measure(
     host: Host, body: dict[str, object], connections: int, seconds: int, threads: int
 ) -> FrontendFigures:
-    """So many clients at a time, each of which sends the next request when it has its answer."""
+    """Measure so many clients at a time, each of which sends the next request when it has its answer."""
     with tempfile.NamedTemporaryFile("w", suffix=".lua", encoding="utf-8") as script:
         script.write(LUA % json.dumps(json.dumps(body)))
         script.flush()

@@ -202,7 +202,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The same with the password "open sesame"."""
+    """The bundled model on the CPU with a folder of batches, password "open sesame"."""
     flags = ("--password", "open sesame", "--frontends", "1", "--batch-dir")
     running = Server("--device", "cpu", *flags, str(tmp_path_factory.mktemp("batches")))
     yield running

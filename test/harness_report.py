@@ -62,7 +62,7 @@ def found(folder: Path) -> Iterator[tuple[str, str, float, bool | None]]:
 
 
 def truth(reference: Reference, context: str, following: str) -> tuple[float, bool]:
-    """The same by the package. The harness encodes both together; without a context, 0 comes first."""
+    """What the package computes. The harness encodes both together; without a context, 0 comes first."""
     whole = reference.tokenizer.encode(context + following)
     begin = len(reference.tokenizer.encode(context))
     if not context:

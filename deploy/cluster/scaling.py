@@ -18,7 +18,7 @@ def busy(stats: dict[str, Any]) -> float:
 
 
 def by_rows(context: Any) -> tuple[int, dict[str, Any]]:
-    """As many as make TARGET of their slots busy. context: Serve's AutoscalingContext.
+    """The number of servers that makes TARGET of their slots busy. context: Serve's AutoscalingContext.
 
     A server that says nothing counts as one that is needed, and no others with it.
     """

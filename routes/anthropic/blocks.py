@@ -36,7 +36,7 @@ class ThinkingBlock(CachedBlock):
 
 
 class RedactedThinkingBlock(CachedBlock):
-    """Likewise."""
+    """A thought that only Anthropic can read; it is left out."""
 
     type: Literal["redacted_thinking"]
     data: str

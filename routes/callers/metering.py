@@ -56,7 +56,7 @@ class Accounts:
             counts[2] += cached
 
     def drew(self, caller: Caller, tokens: int) -> None:
-        """So many tokens go into the reply to the caller."""
+        """Count so many tokens, which go into the reply to the caller."""
         with self._lock:
             self._counts_of(caller, tokens)[3] += tokens
 
@@ -71,7 +71,7 @@ class Accounts:
             self.ledger.spend(spent.values())
 
     def hold(self, key: Key, places: RowPlaces, rows: int) -> None:
-        """So many more rows of a request run, in its places first. See `release`."""
+        """Count so many more rows of a request that run, in its places first. See `release`."""
         with self._lock:
             places.running += rows
             more = max(0, places.running - places.held)
@@ -80,7 +80,7 @@ class Accounts:
             self.ledger.hold(key, more)
 
     def release(self, key: Key, places: RowPlaces, rows: int) -> None:
-        """So many rows of a request have ended."""
+        """Note that so many rows of a request have ended."""
         with self._lock:
             places.running -= rows
             over = 0 if places.running else places.held

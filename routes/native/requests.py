@@ -152,7 +152,7 @@ async def resume(front: Frontend, http: HttpRequest) -> HttpResponse:
     reply = ResumedReply(model.model, id_=name)
 
     async def forget() -> None:
-        """Also during a drain. What cannot be forgotten is no fault of the reply."""
+        """Remove the document, also during a drain. What cannot be forgotten is no fault of the reply."""
         if reply.paused:
             return
         command = RemoveDocument(uuid.uuid4().hex, PAUSED + name, to_model=model.model)

@@ -225,7 +225,7 @@ class OpenAIBody(PriorityFields, UnavailableSamplers, GrammarFields):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> Json:
-        """Also says what is refused, and that only a stream has options."""
+        """The schema, with what is refused, and with options for a stream alone."""
         schema = handler.resolve_ref_schema(handler(core))
         streams = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
         schema["dependentSchemas"] = {"stream_options": streams}

@@ -234,7 +234,7 @@ def _translates(summary: str, body: Any, reply: Any) -> Operation:
 
 
 def _on_both(operations: dict[str, Operation]) -> dict[str, Operation]:
-    """Also of the same paths behind /openai."""
+    """The operations, also for the same paths behind /openai."""
     return operations | {path.replace("/v1/", "/openai/v1/", 1): each for path, each in operations.items()}
 
 

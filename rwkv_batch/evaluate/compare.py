@@ -64,7 +64,7 @@ class EveryPlace(PromptScores):
     """Takes the logits of all places of one row, in place of the log probabilities of some tokens."""
 
     def __init__(self, first: int, count: int, take: Callable[[Tensor], None]) -> None:
-        """So many places from the first on."""
+        """The reader of so many places, from the first on."""
         self._first, self._count, self._take = first, count, take
 
     def __bool__(self) -> bool:

@@ -27,7 +27,7 @@ STOP = "\n\nUser:"
 
 
 def random_questions(count: int, seed: int) -> list[str]:
-    """So many, the same for a seed."""
+    """So many questions, which are the same for a seed."""
     rng = Random(seed)
     return [
         rng.choice(FORMS).format(

@@ -31,7 +31,7 @@ def collect(
     label: str,
     note: Callable[[int, ModelAnswer], str] | None = None,
 ) -> list[ModelAnswer]:
-    """So many answers, which come with their places, in order; behind a progress bar.
+    """Collect so many answers, which come with their places, in order, behind a progress bar.
 
     note: what the bar says after an answer, which is given with its place. Raises EvaluationError.
     """

@@ -109,12 +109,12 @@ class Ledger:
             return self._standings(key, at, now)
 
     def hold(self, key: Key, rows: int) -> None:
-        """So many more rows of a request that is admitted run until `release`."""
+        """Count so many more rows of an admitted request, which run until `release`."""
         with self._threads:
             self._cells[self._place_of(self._holder, key.place)] += rows
 
     def release(self, key: Key, rows: int) -> None:
-        """So many rows of an admitted request have ended."""
+        """Note that so many rows of an admitted request have ended."""
         with self._threads:  # a part of its own, which others only read
             place = self._place_of(self._holder, key.place)
             self._cells[place] = max(0, self._cells[place] - rows)

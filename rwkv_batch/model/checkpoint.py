@@ -150,7 +150,7 @@ def from_tensors(
 
 
 def _family(where: str, tensors: Mapping[str, Tensor]) -> Family:
-    """Which it is. Raises CheckpointError for what is none of these, by its name."""
+    """The family of a checkpoint. Raises CheckpointError for what is none of these, by its name."""
     foreign = FOREIGN if "emb.weight" in tensors else (*FOREIGN, WITHOUT_WEIGHTS)
     for pattern, kind in foreign:
         for key in tensors:

@@ -8,7 +8,7 @@ from rwkv_batch.wire.supervision import ChangeGranted
 
 
 class ChangeQueue:
-    """Which there have been since the server began, and which front end may make the next one.
+    """The changes since the server began, and which front end may make the next one.
 
     No engine begins to serve while one is made, so that all that serve make it.
     """

@@ -236,7 +236,7 @@ class Start:
 
 
 class _Operation(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """So that it can be sent to the process that writes."""
+    """A change that can be sent to the process that writes."""
 
 
 class PutTurn(_Operation, frozen=True):

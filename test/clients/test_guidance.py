@@ -92,7 +92,7 @@ def test_an_error(url: str):
 
 
 def test_programs_are_bound_by_their_grammars(url: str):
-    """As it asks vLLM: the same grammar in the fields of older and of newer versions."""
+    """The library sends its grammar in the fields of older and of newer versions of vLLM."""
     model = VLLMModel(MODEL, api_key="unused", base_url=f"{url}/v1", echo=False)
     with user():
         model += CAPITAL

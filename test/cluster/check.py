@@ -227,7 +227,7 @@ class Place:
         )
 
     def kill_node(self) -> int:
-        """As when the power of the one with the most servers is cut; how many it had."""
+        """Kill the node with the most servers at once, as a power cut does; how many it had."""
         servers = {pid: _ancestors(pid) for pid, _ in _servers()}
 
         def of(node: Any) -> list[int]:

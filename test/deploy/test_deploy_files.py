@@ -71,7 +71,7 @@ def options(words: list[str]) -> list[str]:
 
 
 def flags_of_compose(secrets: Path) -> list[str]:
-    """As they are with a deploy/.env in which the passwords are W, which lie in this folder."""
+    """The flags that compose gives where deploy/.env has the passwords W, whose files lie in this folder."""
     for name in SERVER["secrets"]:
         (secrets / name).write_text("W")
     command = SERVER["command"].replace("${RWKV_FLAGS:-}", "--model-path /models/rwkv7-g1-1.5b.pth")
@@ -79,7 +79,7 @@ def flags_of_compose(secrets: Path) -> list[str]:
 
 
 def test_what_an_image_copies_is_a_server_that_answers(tmp_path: Path):
-    """Also its health check: content with this server, and not when it is down."""
+    """Its health check is content with this server, and not when it is down."""
     entry = " ".join(options(json.loads(value("base", "ENTRYPOINT"))))
     entry = (
         entry.replace("0.0.0.0", "127.0.0.1")

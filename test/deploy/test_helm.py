@@ -1,4 +1,4 @@
-"""The chart of deploy/helm: its parts name each other rightly, whatever the values are."""
+"""The chart of deploy/helm: its parts name each other rightly with any values."""
 
 import re
 from typing import Any

@@ -209,7 +209,7 @@ def test_the_turn_is_refused_and_the_session_goes_on_from_its_last(
 
 
 def test_a_session_whose_turn_only_reads_goes_on_behind_it(driver: Driver) -> None:
-    """As its prompt is looked at like others."""
+    """Its prompt is looked at as all prompts are."""
     driver.say([20, 21], "a")
     driver.say([20, 21], "b")
     assert driver.say([22, 23], "a", max_tokens=0) == ("", 0)

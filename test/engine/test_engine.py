@@ -38,7 +38,7 @@ def test_greedy_text_is_the_references(engine: Engine, path: Path):
     assert {(r.tokens, r.finish_reason) for r in results} == {(20, "length")}
 
 
-def test_a_seeded_row_draws_the_same_whatever_runs_beside_it(engine: Engine):
+def test_a_seeded_row_draws_the_same_beside_any_others(engine: Engine):
     wild = Sampling(temperature=1.5, seed=11)
     alone = engine.generate(["hello"], max_tokens=12, stop_ids=[], sampling=wild, n=2)
     crowded = engine.generate(["hello", *PROMPTS], max_tokens=12, stop_ids=[], sampling=wild, n=2)[:2]

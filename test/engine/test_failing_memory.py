@@ -1,4 +1,4 @@
-"""The host or the device has no memory for one allocation: whatever it was for, the engine goes on."""
+"""The host or the device has no memory for one allocation, for any purpose, and the engine goes on."""
 
 from pathlib import Path
 from typing import Any

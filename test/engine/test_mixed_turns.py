@@ -59,7 +59,7 @@ def test_a_conversation_is_that_of_one_long_prompt(tmp_path: Path, megabytes: in
 
 
 def test_weights_may_change_from_turn_to_turn(driver: Driver) -> None:
-    """Also to 0: then the session goes on in that state all the same."""
+    """A weight of 0 leaves the session in that state all the same."""
     conversation(
         driver, "s", [{1: 1.0, 2: 1.0}, {1: 0.0, 2: 1.0}, {1: 1.0, 2: 0.0}, {1: 2.0, 2: 1.0, 3: -0.5}]
     )

@@ -42,7 +42,7 @@ def number(figures: Figures, *key: str) -> float:
 
 
 def end(driver: ModelsDriver, old) -> None:
-    """As ModelChanges does with a model that has ended."""
+    """Close a model that has ended in the way of ModelChanges."""
     while not old.drained.is_set():
         driver.models.post(lambda: None)  # which wakes them
         driver.step()

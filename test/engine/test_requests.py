@@ -267,7 +267,7 @@ def test_what_is_stopped_before_it_has_gone_on_stays_paused() -> None:
 
 
 def driver_with_a_paused_request() -> Driver:
-    """Which is named "it"."""
+    """A driver with a paused request of the name "it"."""
     driver = Driver()
     name = driver.add(PROMPTS[0], max_tokens=LONG, flush_tokens=1, name="it")
     run_until(driver, name, 2)

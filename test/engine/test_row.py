@@ -66,7 +66,7 @@ def test_a_stop_string_over_tokens_is_cut_out_and_never_shown():
     ("before", "behind"), [("Hi", "✿\nUser"), ("Hi", "🦄✿"), ("Hi🦄", "✿"), ("Hi ", "\n\nUser:")]
 )
 def test_the_tokens_of_what_was_shown_have_no_part_of_a_stop_string(before: str, behind: str):
-    """Also where its first character is of several tokens."""
+    """Its first character may be of several tokens."""
     tokenizer = Tokenizer()
     drawn = [*tokenizer.encode(before), *tokenizer.encode(behind)]
     request = GenerateRequest(id="r", prompts=[[5]], max_tokens=99, stop_strings=[behind])

@@ -91,7 +91,7 @@ def test_the_same_is_said(engines: tuple[Engine, Engine], options: dict):
     ids=str,
 )
 def test_turns_leave_the_same_state(engines: tuple[Engine, Engine], options: dict):
-    """As what is said in the next turn shows."""
+    """What is said in the next turn shows it."""
     runner = engines[1].runner
     for number in range(3):
         runner.steps.clear()

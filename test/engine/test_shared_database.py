@@ -66,7 +66,7 @@ def cluster(postgres: PostgresServer, tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def impatient(postgres: PostgresServer, tmp_path: Path) -> Iterator[Cluster]:
-    """As soon as the database is away requests that need it fail."""
+    """Requests that need the database fail as soon as it is away."""
     with closing(Cluster(postgres, tmp_path, patience=0)) as running:
         yield running
 

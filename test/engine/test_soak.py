@@ -160,7 +160,7 @@ class Crowd:
             self.step()
 
     def alone(self, request: GenerateRequest) -> Job:
-        """The same with nobody else there."""
+        """Run a request with no other beside it."""
         job = self.add(Job(request, None))
         while not job.done:
             self.step()

@@ -194,7 +194,7 @@ def test_turns_that_end_at_stop_strings_leave_the_states_of_their_texts(
 
 @pytest.mark.parametrize("stops", [[], ["\x11", "e "]], ids=["to the end", "stop strings"])
 def test_sessions_begin_after_a_prefix_that_others_have_begun_with(stops: list[str]) -> None:
-    """As agents do, whose long instructions are the same."""
+    """Agents do so, whose long instructions are the same."""
     common = [20 + i % 300 for i in range(400)]
     asked = [[*common, *prompt] for prompt in PROMPTS]
     fields = {"max_tokens": 12, "stop_strings": stops}

@@ -171,7 +171,7 @@ class SeveralRunner(LateRunner):
 
 
 def without_time(patch: pytest.MonkeyPatch) -> None:
-    """As on a fast device: steps take no time, so that as many as can be are launched together."""
+    """Let steps take no time, so that as many are launched together as on a fast device."""
     patch.setattr(pace, "monotonic", lambda: 0.0)
 
 

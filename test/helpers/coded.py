@@ -43,5 +43,5 @@ def numbers(weight: Weight) -> Tensor:
 
 
 def matrix(weight: Weight, device: str) -> BlockMatrix:
-    """As the kernels read it."""
+    """The matrix in the form that the kernels read."""
     return in_blocks(weight, decoded_room([weight], torch.device(device)))

@@ -48,7 +48,7 @@ def load(target: str) -> ctypes.CDLL:
 
 
 def launch(library: ctypes.CDLL, kernel: str, *arguments: object) -> None:
-    """As binding.launch, without a stream."""
+    """Launch a kernel as binding.launch does, without a stream."""
     if error := getattr(library, kernel)(*arguments, None):
         raise RuntimeError(f"The kernel {kernel} could not be launched (error {error}).")
 

@@ -1,6 +1,6 @@
 """What an engine is asked while one of its calls fails, and whether it is what it was before afterwards.
 
-An engine with a tiny model gets a fixed list of requests and commands. Whatever is answered with an error is
+An engine with a tiny model gets a fixed list of requests and commands. What is answered with an error is
 asked again, once nothing fails any more; then every answer has to be that of an engine in which nothing has
 failed. At the end all is deleted, and every slot, thread and file has to be free.
 """

@@ -52,7 +52,7 @@ def turns(place: Scenario) -> None:
 
 
 def fork(place: Scenario) -> None:
-    """And the copy goes on by itself."""
+    """Fork a session; the copy goes on by itself."""
     key, copy = place.name("origin"), place.name("copy")
     place.say(key, "My name is Ben.")
     body = {"session_id": key, "new_session_id": copy}

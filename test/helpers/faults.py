@@ -111,7 +111,7 @@ class Faults:
 
     @property
     def shell(self) -> str:
-        """The same for `through` of serving.Server."""
+        """The environment as a script, for `through` of serving.Server."""
         set_ = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
         return f'{set_} exec "$@"'
 

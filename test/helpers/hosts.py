@@ -95,7 +95,7 @@ class ThreadHost(Host):
         self._begin()
 
     def orphan(self) -> None:
-        """As when the supervisor is killed."""
+        """Leave the processes as a killed supervisor does."""
         self._stop.close()
 
     def join(self) -> None:

@@ -79,7 +79,7 @@ def cases(operation: APIOperation, number: int, count: int, valid: bool = True) 
 
 
 def plain(value: Any) -> Any:
-    """The same JSON, as programs write it: whole numbers without a point."""
+    """JSON as programs write it: whole numbers have no point."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, list):

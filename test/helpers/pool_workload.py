@@ -185,7 +185,7 @@ class Workload:
             self._call(number, self._bench.pool.point, self._bench.pool.at(target), session.head)
 
     def _rewind(self) -> None:
-        """As the engine does it."""
+        """Rewind a session in the way of the engine."""
         key = self._draw.choice(KEYS)
         session, truth = self._bench.pool.find(key), self._truth.get(key, NEW)
         if not session or len(truth.turns) < 2:
@@ -232,7 +232,7 @@ class Workload:
         self._take_turns(self._draw.sample(KEYS, NEWEST))
 
     def _take_turns(self, keys: Sequence[str]) -> None:
-        """So many that images of the first are written."""
+        """Take so many turns that images of the first are written."""
         for key in keys:
             self._take_turn(key, key, least=5)
         self._bench.settle()

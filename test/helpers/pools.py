@@ -126,7 +126,7 @@ class Bench:
         self.free.add(slot)
 
     def spare(self) -> int | None:
-        """As of Scheduler."""
+        """A slot that no row needs, as Scheduler.spare gives one."""
         return self.free.pop() if len(self.free) > self._rows - len(self._running) else None
 
     def state(self, slot: int) -> bytes:

@@ -22,7 +22,7 @@ SPACES = "\\s\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 
 
 def ecma(pattern: str) -> re.Pattern[str]:
-    """As ECMA-262 has it: `$` is the end, \\d and \\w are of ASCII. \\s only in classes."""
+    """The pattern by ECMA-262: `$` is the end, \\d and \\w are of ASCII. \\s may stand in classes only."""
     ends = re.sub(r"(?<!\\)\$", r"\\Z", pattern.replace("(?<", "(?P<"))
     return re.compile(ends.replace("\\s", SPACES), re.ASCII)
 

@@ -62,7 +62,7 @@ class ServerCrashes:
         self._timers: dict[threading.Timer, int] = {}  # which continue these processes
 
     def run(self, events: int) -> Iterator[None]:
-        """So many events, one after the other, while clients take turns."""
+        """Go on for so many events, one after the other, while clients take turns."""
         for number in range(CLIENTS):
             thread = threading.Thread(target=self._client, args=(random.Random(number),), daemon=True)
             thread.start()

@@ -33,7 +33,7 @@ PATIENCE = 20.0  # seconds until something that does not come is a failure
 
 
 def random_tokens(seed: int, count: int, below: int = VOCABULARY) -> list[int]:
-    """The same ones for the same seed."""
+    """Random token ids, which are the same for the same seed."""
     return random.Random(seed).choices(range(below), k=count)
 
 

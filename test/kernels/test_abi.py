@@ -35,7 +35,7 @@ def library(tmp_path_factory: pytest.TempPathFactory, nvcc: str) -> ctypes.CDLL:
 
 
 def record_layout(name: str, dtype: np.dtype) -> dict[str, int]:
-    """As abi.layout, of a numpy record."""
+    """The layout of a numpy record, in the form of abi.layout."""
     return {name: dtype.itemsize, **{f"{name}.{field}": at for field, (_, at) in dtype.fields.items()}}
 
 

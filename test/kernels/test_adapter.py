@@ -103,7 +103,7 @@ def test_three_matrices_in_a_launch(kernels):
     assert all(off(y, expected) < 1e-3 for y, expected in zip(ys, want, strict=True))
 
 
-def test_a_row_comes_out_the_same_whatever_is_beside_it(kernels):
+def test_a_row_comes_out_the_same_beside_any_others(kernels):
     slots = Slots([[16], [32]], [(128, 256)])
     x, y = normal(40, 256), normal(40, 128)
     alone, beside = y[5:6].clone(), y.clone()

@@ -73,7 +73,7 @@ def test_a_prompt_that_breaks_them_is_an_error_and_other_rows_go_on(driver: Driv
 
 @pytest.mark.parametrize("beside", [0, 1, 20])
 def test_a_token_that_breaks_them_is_the_last_that_is_drawn(driver: Driver, beside: int) -> None:
-    """Also where several steps are launched together, of one row by one launch."""
+    """Several steps may be launched together, those of one row by one launch."""
     assert driver.said(driver.add([5], max_tokens=60, sampling=GREEDY))[1] == 60
     others = [driver.add([5, 6], max_tokens=40, sampling=GREEDY) for _ in range(beside)]
     name = driver.add([5], sampling=DRAWS_IT, max_tokens=40, flush_tokens=1)

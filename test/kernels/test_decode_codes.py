@@ -37,7 +37,7 @@ class TestOnAGpu:
         assert torch.equal(to.cpu(), numbers(weight).float().half())
 
     def test_some_outputs_of_a_larger_matrix(self, codes, kind, monkeypatch):
-        """As many as there is room for, with zeros behind the last."""
+        """There is room for some outputs; behind the last of them stand zeros."""
         monkeypatch.setattr(blocks, "DECODED_BYTES", 2 * 128 * 320)
         weight = random_weight(kind, 300, 320)
         w = in_blocks(weight, decoded_room([weight], torch.device(DEVICE)))
@@ -78,7 +78,7 @@ def test_groups_of_128_have_their_scales_between_two_blocks_of_codes():
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "int4-128"])
 def test_the_order_of_the_codes(kind):
-    """As the header of codes.cuh says."""
+    """The order is that in the header of codes.cuh."""
     weight = random_weight(kind, 64, 128)
     found = matrix(weight, "cpu").codes
     assert found.shape == (4, 2, BLOCK_BYTES[kind])

@@ -207,7 +207,7 @@ def test_a_graph_gives_the_same_bits_a_hundred_times(form):
 
 
 def test_fewer_layers_in_between_change_nothing(model, monkeypatch):
-    """As while GEMMs are timed: counts and numbers of layers go on."""
+    """A timed step has fewer layers, and counts and numbers of layers go on behind it."""
     monkeypatch.setattr(rwkv7, "TIMED_LAYERS", 2)
     timed, alone, beside = model.autotuner.step(1), Side(model, TOGETHER), Side(model, TOGETHER)
     for token in range(4):

@@ -84,7 +84,7 @@ class TestEveryCode:
         assert torch.equal(found, (every.double() - 128).expand(192, 256))
 
     def test_fp8(self, codes):
-        """But for its two NaN."""
+        """Each code of fp8 is its number; its two NaN are left out."""
         every = torch.arange(256, dtype=torch.uint8)
         wanted = every.view(torch.float8_e4m3fn).double().nan_to_num(0)
         every = torch.where(wanted == 0, torch.zeros_like(every), every)
@@ -123,7 +123,7 @@ class TestEveryCode:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_is_the_same_alone_and_among_any_others(codes, kind):
-    """And by any number of outputs of a warp."""
+    """A warp may have any number of outputs."""
     w = matrix(random_weight(kind, 64, 576), DEVICE)
     x, together = normal(70, 576), poisoned(70, 64)
     codes.gemm_codes(one(w), [x], [together], warp_rows=32)

@@ -49,7 +49,7 @@ def test_gemms(kernels, rows, n, k, split_k):
 
 
 def test_tall_tiles_and_wide_ones(kernels):
-    """And grouped ones. In one case, so that the sanitizer sees them all."""
+    """Tiles of several groups are among them. One case has all, so that the sanitizer sees them."""
     for rows, n, k, split_k in (
         (1, 208, 2080, 4),
         (129, 208, 2080, 4),

@@ -78,7 +78,7 @@ class TestTiles:
 
     @pytest.mark.parametrize("shape", TILES)
     def test_thousands_of_rows(self, kernels, monkeypatch, shape):
-        """So many that all rows of w come by more than once, with some of the rows of x each time."""
+        """All rows of w come by more than once, with some of the rows of x each time."""
         groups, x_rows = shape
         monkeypatch.setattr(tile, "MANY_ROWS", {groups: (x_rows,)})
         check_tiles(kernels, 3, 2500, 832, 192, False, IDENTITY, many=True)
@@ -211,7 +211,7 @@ def check_codes(kernels, count: int, rows: int, n: int, k: int, kind: str, activ
 
 
 def codes(n: int, k: int, kind: str) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """As the kernel takes them, their scales if these are apart, and in fp64."""
+    """Codes as the kernel takes them, their scales if these are apart, and what they stand for in fp64."""
     if kind in GROUPS:
         w, wanted = quantized4(n, k, GROUPS[kind])
         return w, None, wanted

@@ -87,7 +87,7 @@ class TestNumbers:
         assert found.isfinite().all() and off(found, h.double() @ numbers.T.double()) < 2e-5
 
     def test_outputs_without_weights_are_zero(self, kernels):
-        """As an output of zeros has the scale zero, and what fills up outputs too."""
+        """An output of zeros has the scale zero, and so has what fills up outputs."""
         w, scale, weights = quantized(128, 512)
         scale[70:] = 0
         h = active(4, 512, 0.5)

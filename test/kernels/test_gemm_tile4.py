@@ -126,7 +126,7 @@ class TestCodes:
         assert torch.equal(y.double(), wanted.expand(192, 64))
 
     def test_a_row_is_the_same_alone_and_among_any_others(self, kernels, monkeypatch, group):
-        """As a batch-invariant model has them."""
+        """A batch-invariant model has its rows so."""
         monkeypatch.setattr(kernels, "invariant", True)
         (w, _), x, together = quantized4(2048, 512, group), normal(321, 512), poisoned(321, 2048)
         kernels.gemm_tile_codes(in_groups([w], group), [x], [together])

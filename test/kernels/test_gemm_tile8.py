@@ -171,7 +171,7 @@ class TestCodes:
             assert torch.equal(torch.cat(found).double(), wanted.T)
 
     def test_a_row_is_the_same_alone_and_among_any_others(self, kernels, kind, monkeypatch):
-        """As a batch-invariant model has them."""
+        """A batch-invariant model has its rows so."""
         monkeypatch.setattr(kernels, "invariant", True)
         w, scale, _ = quantized8(2048, 512, kind)
         x, together = normal(321, 512), poisoned(321, 2048)

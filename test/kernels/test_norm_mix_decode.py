@@ -159,7 +159,7 @@ def test_a_norm_of_partial_sums_has_the_same_bits_among_more_rows(kernels, some,
 @pytest.mark.parametrize("source", ["y", "table"])
 @pytest.mark.parametrize("mixes", [1, 6])
 def test_first_mixes_as_fp8_have_the_bits_of_a_kernel_of_its_own(kernels, rows, width, source, mixes):
-    """Also of padding, of a row of zeros, and of numbers that are as large as fp16 has them, or larger."""
+    """There are padding, a row of zeros, and numbers that are as large as fp16 has them, or larger."""
     count = max(rows, 64)  # of fewer rows other norms have sums in another order
     x, weight = torch.randn(count, width, device=DEVICE), normal(width, mean=1)
     bias = torch.zeros_like(weight)

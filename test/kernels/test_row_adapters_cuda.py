@@ -153,7 +153,7 @@ def test_requests_with_more_adapters_than_slots(tmp_path: Path) -> None:
 
 
 def test_slots_are_counted_before_they_are_made() -> None:
-    """And none cost nothing."""
+    """No slots cost nothing."""
     model = RWKV7Cuda(WEIGHTS, "cuda")
     plain, held = model.step_bytes(8, 64), changes(WEIGHTS, "lora", 1)
     assert model.step_bytes(8, 64, 0, 64) == plain

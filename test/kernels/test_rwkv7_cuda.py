@@ -42,7 +42,7 @@ def reference(model):
 
 
 def copied(states, model, wkv=torch.float32):
-    """The same states for another model."""
+    """A copy of states for another model."""
     other = model.new_states(len(states), wkv)
     other.shift.copy_(states.shift)
     other.wkv.copy_(states.wkv)

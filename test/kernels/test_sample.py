@@ -177,8 +177,8 @@ def test_same_ids_from_fp16_as_on_the_host(rows):
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 8, 250, 4095, 4097, 20001, 65529, 65535])
-def test_same_ids_from_fp16_as_from_fp32_whatever_the_width(vocab):
-    """Also where rows do not begin at a multiple of 16 bytes."""
+def test_same_ids_from_fp16_as_from_fp32_of_any_width(vocab):
+    """Rows may begin at no multiple of 16 bytes."""
     params = [p for p in VARIED if not p.logit_bias]
     rows = 2 * len(params)
     half = torch.tensor(like_a_model(rows, vocab, vocab), device="cuda").half()
@@ -286,7 +286,7 @@ def long_logits(half, steps=700):
     ],
 )
 def test_a_row_that_begins_with_a_past_draws_on_as_if_it_had_drawn_that(params):
-    """Also one whose penalties need more room than a row has at first."""
+    """Its penalties may need more room than a row has at first."""
     whole = CudaSampler(2, LONG, "cuda")
     for slot in range(2):
         whole.begin(slot, params, 7, slot)
@@ -332,7 +332,7 @@ def test_of_rows_that_begin_in_a_slot_before_a_step_the_last_one_counts():
 @pytest.mark.many_launches
 @pytest.mark.parametrize("steps", [1, 3], ids="prepared for {}".format)
 def test_rows_that_begin_leave_the_penalties_of_the_others_alone(steps):
-    """Also when the list of these has just moved to a larger place."""
+    """The list of these may have just moved to a larger place."""
     vocab = 2 * FIRST_CAPACITY
     sampler = CudaSampler(2, vocab, "cuda")
     sampler.begin(0, Sampling(temperature=0, presence_penalty=1000.0), 1, 0)

@@ -107,7 +107,7 @@ def test_rows_may_come_in_another_order_or_stay_away(model: CudaModel):
 
 
 def same(state: torch.Tensor, other: torch.Tensor) -> bool:
-    """But for rounding."""
+    """Whether two states are the same but for rounding."""
     return off(state.view(torch.float16), other.view(torch.float16)) < 2e-3
 
 

@@ -63,7 +63,7 @@ def run(kernels, lengths, slots, states, t, c, first_layer=False, readout=None):
 
 
 def token_by_token(lengths, slots, states, t, c, first_layer=False, scales=None):
-    """The same in fp64; moves states of fp64 on. scales `[T, C]`: of what is read out of them."""
+    """The recurrence in fp64, which moves states of fp64 on. scales `[T, C]`: of what is read out of them."""
     f = {name: x.double().view(-1, HEADS, 64) for name, x in t.items()}
     g = {name: x.double().view(HEADS, 64) for name, x in c.items()}
     v = f["v"] if first_layer else f["v"].lerp(f["v_first"], (g["v0"] + f["mix"]).sigmoid())

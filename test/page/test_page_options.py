@@ -114,7 +114,7 @@ def test_each_option_is_sent_and_stays(page, engine):
     expect(page.get_by_label("System prompt")).to_have_value("")
 
 
-def test_a_model_is_listed_once_whatever_belongs_to_it(page):
+def test_a_model_is_listed_once_with_all_that_belongs_to_it(page):
     assert page.locator("#model option").all_text_contents() == ["fake-rwkv"]
 
 

@@ -53,7 +53,7 @@ def engine(shared: ScriptedEngine) -> ScriptedEngine:
 
 @pytest.fixture
 def process(engine: ScriptedEngine, processes: list[FrontendProcess]) -> FrontendProcess:
-    """The same for all tests until one of them ends it."""
+    """One front end for all tests, until one of them ends it."""
     if not processes or not processes[-1].process.is_alive():
         processes.append(FrontendProcess(engine).__enter__())
     return processes[-1]
@@ -270,7 +270,7 @@ def test_the_chosen_model_is_asked(watched, engine):
 
 
 def test_many_sessions_come_in_pages(page, engine):
-    """And a name that is taken on a page that has not come is not taken again."""
+    """A name that is taken on a page that has not come is not taken again."""
     for name in [f"session {number:03}" for number in range(600)] + ["zebra"]:
         engine.sessions[name], engine.turns[name] = "User: hi", ["User: hi"]
     page.reload()

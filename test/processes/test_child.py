@@ -64,7 +64,7 @@ def test_one_that_cannot_start_leaves_nothing_and_is_started_later(
 
 
 def test_the_process_of_a_database_is_started_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the first, as that of a model which is loaded while the server runs."""
+    """It may be the first one: that of a model which is loaded while the server runs."""
     monkeypatch.setattr(databases, "START_AGAIN", 0.0)
     all_ = Databases(tmp_path, lambda *_: None)
     with monkeypatch.context() as patch:

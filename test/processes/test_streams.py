@@ -68,7 +68,7 @@ def broken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     yield from request.param()
 
 
-def test_whatever_is_written_to_a_broken_log_is_dropped(broken: int) -> None:
+def test_what_is_written_to_a_broken_log_is_dropped(broken: int) -> None:
     stream = kept(broken)
     handler = logging.StreamHandler(stream)
     record = logging.LogRecord("x", logging.INFO, "", 0, "a line of a log that is not short", (), None)

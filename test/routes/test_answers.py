@@ -54,7 +54,7 @@ def test_thoughts_are_parted_for_every_split(text, reasoning, content):
         (None, "<think>a</think>", "", "<think>a</think>"),
     ],
 )
-def test_thoughts_are_parted_whatever_the_prompt_says_of_them(thought, text, reasoning, content):
+def test_thoughts_are_parted_for_any_end_of_the_prompt(thought, text, reasoning, content):
     for cut in range(len(text) + 1):
         for pieces in ([text[:cut], text[cut:]], list(text)):
             reader, total = AnswerReader(thought), AnswerPart()

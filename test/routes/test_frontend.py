@@ -59,7 +59,7 @@ def ready(server: FrontendProcess, status: str) -> dict:
 
 
 def test_the_probes_say_why_no_request_would_be_answered():
-    """Also that a process lives; and /health is what it was."""
+    """/health/live says that a process lives, and /health is what it was."""
     with FrontendProcess(ready=False) as process:
         assert "loading" in ready(process, "loading")["reason"]
         process.control.send(Serving([INFO]))

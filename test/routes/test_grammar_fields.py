@@ -135,7 +135,7 @@ def test_a_tool_of_a_message_is_demanded_and_strict_as_in_a_chat():
 
 
 def same_calls(made: GenerateRequest, other: GenerateRequest) -> bool:
-    """But for the names of their fields."""
+    """Whether two requests bind the same calls, whose fields may have other names."""
     sources = [each.grammar and each.grammar.source for each in (made, other)]
     return sources[0] == (sources[1] and sources[1].replace("function.parameters", "input_schema"))
 
@@ -248,7 +248,7 @@ def test_behind_a_thought_all_of_the_call_is_bound():
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_function_without_parameters_takes_no_arguments(strict: bool):
-    """As OpenAI has it; an empty schema allows any."""
+    """OpenAI has it so; an empty schema allows any arguments."""
     bare, free = ({"name": "f", "strict": strict, **more} for more in ({}, {"parameters": {}}))
     schemas = []
     for function in (bare, free):

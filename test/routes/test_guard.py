@@ -247,7 +247,7 @@ class Sockets:
         return buffer.raw[:got] if got >= 0 else ctypes.get_errno()
 
     def arrived(self) -> bytes | int:
-        """The same when something has come."""
+        """What `read` gives once something has come."""
         select.select([self.server], [], [])
         return self.read()
 

@@ -87,7 +87,7 @@ def test_hints_change_nothing_of_a_message(fields):
 
 
 def test_a_search_for_deferred_tools_says_what_it_has_found():
-    """As Claude Code asks for it: the search is a tool of the client, its result a list of references."""
+    """Claude Code has the search as a tool of its own, whose result is a list of references."""
     found = [{"type": "tool_reference", "tool_name": name} for name in NAMES[:2]]
     turns = [
         *HI,

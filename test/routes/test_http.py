@@ -106,7 +106,7 @@ def form(error: object) -> object:
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.methods} {route.path}")
-def test_an_error_has_the_form_of_its_family_whatever_went_wrong(server, locked, route):
+def test_every_error_has_the_form_of_its_family(server, locked, route):
     expected = form(route.shape(ApiError(400, "no")))
     path = re.sub(r":\w+", "some", route.path)
     wrong = server.http.request("PUT" if "PATCH" in route.methods else "PATCH", path)

@@ -30,7 +30,7 @@ def test_an_id_follows_from_the_key_and_the_session(server):
         request_of(server, "k", **tree),
     ]
     assert len({first, *others}) == 4
-    assert request_of(server, "k", **tree) == others[-1], "whatever number the node gets"
+    assert request_of(server, "k", **tree) == others[-1], "with any number of the node"
 
 
 def test_without_a_key_or_a_session_there_is_no_id(server):

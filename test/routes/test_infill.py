@@ -104,7 +104,7 @@ def test_a_line_that_is_indented_less_ends_the_text():
 
 
 def lines_of(text: str, least: int) -> str:
-    """The same, looked at in whole."""
+    """The lines that are kept of a whole text."""
     first, *others = text.split("\n")
     kept = [first]
     for number, line in enumerate(others):

@@ -188,7 +188,7 @@ def left(client: httpx.Client, number: str) -> tuple[int, int, int]:
 
 
 def failed(client: httpx.Client, number: str) -> tuple[int, int, int]:
-    """Which the engine refuses, or gives up."""
+    """Two requests that the engine refuses, or gives up; what they count."""
     assert ask(client, f"overloaded {number}").status_code == 429
     assert ask(client, f"fail {number}").status_code == 500
     return 1, len(f"fail {number}"), 0

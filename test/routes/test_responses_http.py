@@ -198,7 +198,7 @@ def test_ids_that_are_none(front: FrontendProcess, response_id: str):
 
 
 def test_items_of_stored_responses_may_be_sent_as_references(front: FrontendProcess, client: OpenAI):
-    """As AI SDK does from the second turn on."""
+    """AI SDK sends them from the second turn on."""
     first = client.responses.create(model="rwkv7", input="I am Ann.")
     (asked,) = client.responses.input_items.list(first.id)
     reference = {"type": "item_reference", "id": first.output[0].id}

@@ -115,7 +115,7 @@ def test_every_route_that_generates_can_run_with_one(http, server, path, body):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
 def test_its_name_alone_is_a_model_of_openais_routes(http, server, path):
-    """As in vLLM, after the same call has loaded it."""
+    """vLLM has it so, after the same call has loaded the adapter."""
     load(http)
     body = {"/v1/completions": {"prompt": "a"}, "/v1/responses": {"input": "a"}}.get(path, CHAT)
     assert generated(server, path, body | {"model": "capitals"}).adapter == "capitals"

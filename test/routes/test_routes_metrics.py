@@ -200,7 +200,7 @@ def test_the_root_names_models_to_those_who_may_use_them():
 
 
 def test_names_of_vllm_where_the_meaning_is_the_same(server):
-    """Also those that no client can ask for by themselves, under --metric-names."""
+    """--metric-names gives those, too, that no client can ask for by themselves."""
     put = server.engine.metrics.append
     put(Series("num_requests_running", ["fake-rwkv"], [2.0]))
     put(Series("request_success", ["fake-rwkv", "stop"], [5.0]))

@@ -73,7 +73,7 @@ def test_a_chat_ends_as_the_client_says_or_is_refused():
 
 
 def test_a_client_may_send_a_field_by_several_names():
-    """As those of many servers do."""
+    """Clients of many servers send a limit by all its names."""
     many = {"max_tokens": 5, "max_new_tokens": 5, "n_predict": 5, "stop": ["a"], "stop_sequences": ["a"]}
     assert complete(**many).request.max_tokens == 5
     assert chat(max_completion_tokens=6, num_predict=5).request.max_tokens == 6

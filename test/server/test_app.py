@@ -78,7 +78,7 @@ def test_a_port_in_use_is_named(tmp_path: Path):
 
 
 def test_a_checkpoint_that_cannot_be_served_is_named(tmp_path: Path):
-    """Which files are none: test/unit/test_checkpoint.py."""
+    """One such file; test/unit/test_checkpoint.py has all kinds."""
     path = tmp_path / "broken.pth"
     path.write_bytes(b"PK\x03\x04 not a zip after all")
     scratch = tmp_path / "scratch"
@@ -91,7 +91,7 @@ def test_a_checkpoint_that_cannot_be_served_is_named(tmp_path: Path):
 
 
 def test_an_adapter_that_cannot_be_merged_is_named(adapter: Path, tmp_path: Path):
-    """Which cannot: test/unit/test_adapters.py."""
+    """One such adapter; test/unit/test_adapters.py has all kinds."""
     options = ["--port", str(free_port()), "--device", "cpu", "--state-db", str(tmp_path / "db")]
     done = app("--adapter", str(adapter), *options, tmp=tmp_path)
     assert done.returncode == 2
@@ -132,7 +132,7 @@ def test_a_database_that_cannot_be_made_is_named(tmp_path: Path):
 
 
 def test_a_database_of_a_running_server_is_named(server: Server, tmp_path: Path):
-    """Also by another name of its file; the running server goes on."""
+    """It is known by another name of its file, and the running server goes on."""
     link = tmp_path / "link.db"
     link.hardlink_to(Path(server.scratch) / "sessions.db")
     done = app("--state-db", str(link), "--port", str(free_port()), "--device", "cpu", tmp=tmp_path)

@@ -1,4 +1,4 @@
-"""Two engines, and two stages, on one GPU say what one engine says, whatever is asked.
+"""Two engines, and two stages, on one GPU say what one engine says to each question.
 
 `--servers-on` runs the other tests of servers there: two engines by `cuda:0,cuda:0`, stages by `[0,0]`.
 """

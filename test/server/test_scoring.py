@@ -33,7 +33,7 @@ def complete(server: Server, **body) -> dict:
 
 @cache
 def expected_after(reference: Reference, begin: int, tokens: tuple[int, ...]) -> torch.Tensor:
-    """As `expected`, in the places from `begin` on."""
+    """What `expected` gives, from the place `begin` on."""
     return expected(reference, list(tokens))[begin - 1 :].clone()
 
 

@@ -132,7 +132,7 @@ def assert_undisturbed(store: Store, path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["itself", *ALIASES])
-def test_a_second_server_is_refused_by_whatever_name_it_opens_the_file(
+def test_a_second_server_is_refused_by_any_name_of_the_file(
     kind: str, place: Path, tmp_path: Path, other: AnotherServer
 ) -> None:
     store = Store(place)
@@ -272,7 +272,7 @@ def test_a_long_name_has_everything_beside_it(name: str, tmp_path: Path) -> None
 
 
 def test_a_system_without_locks_of_open_files_keeps_the_lock_beside(tmp_path, monkeypatch):
-    """As macOS is: one name is one server's there too."""
+    """macOS is such a system, and there one name is one server's too."""
     monkeypatch.delattr("fcntl.F_OFD_SETLK")
     first = Store(tmp_path / "sessions.db")
     with pytest.raises(StoreError, match="in use by another server"):

@@ -412,7 +412,7 @@ def numbered(number: int, *operations: Operation, known: int = 0, client: int = 
     return [Stamp(client, number, known), *operations]
 
 
-def test_a_number_is_carried_out_once_whatever_came_between(store: Store) -> None:
+def test_a_number_is_carried_out_once_with_anything_in_between(store: Store) -> None:
     turn = next_turn(1)
     first = numbered(1, PutTurn(turn), PutSession(session("a", turn), follows=NONE))
     assert [type(outcome) for outcome in store.commit([first, first])] == [Removed, CommittedBefore]

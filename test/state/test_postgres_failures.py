@@ -144,7 +144,7 @@ def slow_commits(database: psycopg.Connection, name: str) -> None:
 def test_a_commit_that_goes_on_after_its_connection_is_waited_for(
     postgres: PostgresServer, tmp_path: Path, before: int
 ) -> None:
-    """Also the first one of a server."""
+    """The first commit of a server is waited for, too."""
     proxy, name, turns = PostgresProxy(postgres.folder), new_name(), chain(1, [5, 5])
     with (
         closing(proxy),
@@ -247,7 +247,7 @@ def test_a_state_that_this_disk_has_lost_comes_from_the_database(
 
 
 def test_a_session_whose_turns_are_not_found_stays(postgres: PostgresServer, tmp_path: Path) -> None:
-    """As where a server that only reads lags behind."""
+    """A database that only reads, and lags behind, does not find them."""
     name = new_name()
     with closing(Bench(store=PostgresStore(postgres.url, tmp_path, name=name))) as bench:
         bench.turn("a", [1, 2, 3])

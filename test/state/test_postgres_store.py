@@ -272,7 +272,7 @@ def test_nothing_is_stored_while_the_disk_is_full_and_everything_then(
 def test_what_became_of_each_change_is_known_though_the_answer_is_lost(
     postgres: PostgresServer, tmp_path: Path, when, follows: int
 ) -> None:
-    """Also where some of the changes that are committed together are refused."""
+    """Some of the changes that are committed together may be refused."""
     proxy = PostgresProxy(postgres.folder)
     with closing(proxy), closing(open_new(proxy.url, tmp_path)) as store:
         one, two, other = *chain(1, [5, 5]), next_turn(3)

@@ -95,7 +95,7 @@ def test_a_session_that_begins_in_a_state_of_another_model_is_refused(data: byte
 
 
 def test_without_its_beginning_a_file_is_a_session_that_begins_at_its_state() -> None:
-    """As files of earlier versions are."""
+    """Files of earlier versions have no beginning."""
     transfer, past = Transfer(tiny_states(), MODEL), unknown_past(1, 40)
     turns = [past, *chain(2, [5, 6, 7], past)]
     image = sealed(tiny_layout(MODEL), turns[2].end).numpy().tobytes()

@@ -97,7 +97,7 @@ def test_a_turn_is_refused_if_the_session_has_been_deleted(store: SessionStore) 
     assert keys(store) == [] and not has(store, two)
 
 
-def test_whatever_a_session_ends_with_it_can_be_replaced(store: SessionStore) -> None:
+def test_any_end_of_a_session_can_be_replaced(store: SessionStore) -> None:
     one, two = next_turn(1), next_turn(2)
     append(store, "a", one, ANY)
     append(store, "a", two, ANY)

@@ -216,7 +216,7 @@ def test_squares_are_those_of_the_positive_numbers(compiled, kind):
 
 
 def test_a_large_result_is_whole(compiled, threads):
-    """Which is stored past the cache."""
+    """A large result is stored past the cache."""
     weight, x = draw(30011, 24), draw(40, 24, seed=1)
     got = products.packed_linear(compiled, weight, None)(x)
     assert float((got - x.double() @ weight.double().T).abs().max()) < 1e-4

@@ -85,7 +85,7 @@ def test_the_unpacked_tensors_are_the_model_that_was_trained(tmp_path):
 
 
 def test_its_file_is_loaded_by_name_as_other_models_are(tmp_path):
-    """As `--model-path`, `/loadmodel` and `python -m rwkv_batch.quantize` do, a copy of it too."""
+    """`--model-path`, `/loadmodel` and `python -m rwkv_batch.quantize` load it so, a copy of it too."""
     shutil.copy(MODEL, copy := tmp_path / "copy.safetensors")
     bundled = load_weights(None, EngineConfig(), None)
     for path in (MODEL, copy):

@@ -115,7 +115,7 @@ def test_logits_and_states_equal_those_of_the_rwkv_package(make, family, layers,
 
 
 def test_a_merged_start_state_is_that_of_the_package(make, package, tmp_path):
-    """Which loads it for RWKV-6, and transposes it."""
+    """The package loads such a state for RWKV-6, and transposes it."""
     tensors = {key: tensor.float() for key, tensor in random_rwkv6(2, 128, 400).items()}
     tensors |= {f"blocks.{i}.att.time_state": torch.randn(2, 64, 64) for i in range(2)}
     file = write_pth(tmp_path / "model.pth", tensors)
@@ -184,7 +184,7 @@ def test_rows_do_not_see_each_other(make, family, tmp_path):
 
 @pytest.mark.parametrize("lengths", [[1], [CHUNK], [50], [20, 3, 90, 16]])
 def test_the_chunked_recurrence_is_the_sequential_one(lengths):
-    """Also where the decay is so fast that what is before it can not be divided out."""
+    """The decay may be so fast that what is before it cannot be divided out."""
     draw, heads = torch.Generator().manual_seed(2), 2
     r, k, v = (torch.randn(sum(lengths), heads, 64, generator=draw) for _ in range(3))
     w_log = -torch.empty(sum(lengths), heads, 64).uniform_(-6, 4.5, generator=draw).exp()

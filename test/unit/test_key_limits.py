@@ -135,7 +135,7 @@ def test_a_link_in_the_place_of_the_new_file_is_not_written_through(file):
 
 
 def test_a_ledger_may_be_asked_while_it_counts(file, ledgers):
-    """As by a stream that the garbage collector finds meanwhile, in the same thread."""
+    """A stream that the garbage collector finds meanwhile asks it in the same thread."""
     key = key_of(file, "alice", tokens_per_minute=100)
 
     def more() -> Iterator[tuple[Key, int]]:
@@ -405,7 +405,7 @@ def test_a_request_whose_key_is_revoked_before_it_is_submitted_ends(file):
 
 
 def test_a_turn_that_is_resumed_has_the_id_that_it_was_sent_with(file):
-    """So that the client may send it again under its Idempotency-Key."""
+    """The client may send it again under its Idempotency-Key."""
     accounts, caller = of_alice(file)
     outbox = Outbox()
     wire = CallerWire(outbox, caller, accounts)

@@ -86,7 +86,7 @@ class Host(RuleBasedStateMachine):
         self.live.append((front, share))
 
     def home(self, session: str) -> int:
-        """As a front end says that has just begun."""
+        """The home of a session by a front end that has just begun."""
         fresh = Placement(len(self.fronts[0].loads()))
         for engine in self.alive:
             fresh.serves(engine, {MODEL: SLOTS})

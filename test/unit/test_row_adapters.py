@@ -48,7 +48,7 @@ def test_every_row_has_the_logits_of_its_merged_weights(tmp_path: Path) -> None:
 
 
 def test_a_stage_gets_of_an_adapter_what_its_layers_have(tmp_path: Path) -> None:
-    """Also one that changes no layer of a stage."""
+    """An adapter may change no layer of a stage."""
     width, adapter = WEIGHTS.width, packed(tmp_path, "lora")
     adapter.table[1] = 0
     whole, found = [range(WEIGHTS.layers)], 0
@@ -112,7 +112,7 @@ def test_a_digest_follows_from_numbers_and_scaling(tmp_path: Path) -> None:
 
 
 def test_the_sums_of_a_shard_are_as_large_as_what_they_sum(tmp_path: Path) -> None:
-    """Or fp16 could not hold them: a shard's A has ones in the papers."""
+    """Larger sums could not be held in fp16: a shard's A has ones in the papers."""
     adapter = packed(tmp_path, "miss", torch.float16)
     pair = adapter.pair(0, 5, 4 * WEIGHTS.width, WEIGHTS.width)
     assert pair is not None

@@ -185,7 +185,7 @@ DIFFERENT = [
 @pytest.mark.parametrize(
     "params", [Sampling(), Sampling(top_k=20, top_p=0.9, alpha_presence=0.5), Sampling(top_p=0.95)]
 )
-def test_a_seeded_row_draws_the_same_whatever_runs_beside_it(params):
+def test_a_seeded_row_draws_the_same_beside_any_others(params):
     logits = torch.tensor(np.random.default_rng(1).normal(size=(40, 500)), dtype=torch.float32)
 
     alone = Sampler(1, 500, "cpu")

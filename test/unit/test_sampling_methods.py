@@ -26,9 +26,7 @@ def test_distribution_with_ties(name):
 
 
 def test_top_p_counts_what_top_k_left():
-    """The same numbers mean something else to "rapid", which measures both limits on the whole distribution
-    and cuts the last token.
-    """
+    """ "rapid" measures both limits on the whole distribution, and cuts the last token."""
     logits = np.log([0.4, 0.3, 0.1, 0.1, 0.1])
     limits = {"top_k": 2, "top_p": 0.5}
     assert set(run(logits, nucleus(**limits), 300)[:, 0]) == {0}  # 0.4 of 0.7 is more than half
@@ -195,7 +193,7 @@ def test_broken_logits(params):
         Sampling(method="noise", noise=3.0),
     ],
 )
-def test_a_seeded_row_draws_the_same_whatever_runs_beside_it(params):
+def test_a_seeded_row_draws_the_same_beside_any_others(params):
     logits = torch.tensor(np.random.default_rng(1).normal(size=(40, 500)), dtype=torch.float32)
     alone = Sampler(1, 500, "cpu")
     alone.begin(0, params, 77, 2)

@@ -79,7 +79,7 @@ def test_a_schema_means_what_json_schema_says(schema: dict, right: list[str], wr
 
 
 def test_members_of_a_union_that_name_their_kind_are_told_apart():
-    """As pydantic writes it, with references."""
+    """pydantic writes such unions with references."""
 
     def animal(kind: str, *more: str) -> dict:
         named = {"kind": {"const": kind}} | {name: {"type": "integer"} for name in more}

@@ -68,7 +68,7 @@ def test_an_adapter_changes_the_layers_of_every_stage(kernels):
 
 
 def test_a_session_moves_between_any_number_of_stages():
-    """As a snapshot, as the bytes of a slot, and from slot to slot."""
+    """It moves as a snapshot, as the bytes of a slot, and from slot to slot."""
     runners = [runner_of(tiny(5, vocab=VOCAB), stages, torch.float16) for stages in (1, 2, 3)]
     drawn(runners[0])
     wanted = runners[0].states.read(2)

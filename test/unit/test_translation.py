@@ -62,7 +62,7 @@ MODELS = [shouts, knows_words, drops_marks, doubles, turns_around, says_nothing,
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("terms_in_source", [True, False])
-def test_marks_and_terms_are_whole_whatever_the_model_does(model, terms_in_source):
+def test_marks_and_terms_are_whole_with_any_model(model, terms_in_source):
     texts = [generated(number) for number in range(200)]
     asked = TextsAsked(texts, "de", "en", from_pairs(TERMS))
     answers, _ = translate(asked, model, TranslationForm(terms_in_source=terms_in_source))
@@ -195,7 +195,7 @@ def test_where_texts_are_cut_can_be_chosen():
 
 
 def test_a_paragraph_that_no_answer_could_hold_is_cut_all_the_same():
-    """Also one of many nested tags, for which the time to find the innermost text would be quadratic."""
+    """One has many nested tags, for which the time to find the innermost text would be quadratic."""
     for text in ("Word and word. " * 400, "<b>" * 900 + "word" + "</b>" * 900):
         parts = cut(text, 0, 100, "whole", Handling(escaped=True))
         sources = [part.source for part in parts if isinstance(part, Segment)]

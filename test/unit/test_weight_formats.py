@@ -180,7 +180,7 @@ def test_e4m3_is_that_of_torch():
 
 @pytest.mark.parametrize(("kind", "most", "codes"), [(Fp6Weight, 28, 63), (Fp5Weight, 7, 31)])
 def test_the_largest_number_of_a_row_is_exact(kind, most, codes):
-    """So no code is left unused: a row that has them all comes back as it was."""
+    """No code is left unused: a row that has them all comes back as it was."""
     places = torch.arange(codes + 1, dtype=torch.uint8)
     row = decode_float(places, kind.exponent, kind.mantissa).unsqueeze(0)
     assert row.abs().max() == most and torch.equal(kind.pack(row).dequantize(), row)

@@ -24,7 +24,7 @@ def inputs(length, heads=3, seed=0):
 
 
 def formula(r, w_log, k, v, kk, a, state):
-    """As it is written down, in float64."""
+    """The recurrence as it is written down, in fp64."""
     r, w_log, k, v, kk, a, state = (x.double() for x in (r, w_log, k, v, kk, a, state))
     out = []
     for t in range(len(r)):

@@ -161,7 +161,7 @@ class EngineCounts:
                     self._trace(row, first_token=now)
 
     def lack(self, marks: DrawMarks, row: Row, place: int, draws: int = 1) -> None:
-        """So many draws at this place are no tokens of the row: it has ended, or ends with a stop id."""
+        """Take back so many tokens drawn at this place, for a row that has ended or ends with a stop id."""
         if draws and place < marks.decoding and row.leads:
             self.generation_tokens -= draws
             of_ahead, of_others = self._gaps

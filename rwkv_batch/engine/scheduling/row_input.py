@@ -30,7 +30,7 @@ class TokenInput:
         return self.tokens[self.fed : self.fed + count]
 
     def advance(self, count: int) -> bool:
-        """So many more are fed. Whether a cut is there."""
+        """Note that so many more are fed. Returns whether a cut is there."""
         self.fed += count
         if not self.cuts or self.fed < self.cuts[0]:
             return False

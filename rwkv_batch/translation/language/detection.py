@@ -103,7 +103,7 @@ def _only(script: str, letter: str) -> str:
 
 
 def _chinese(text: str) -> str:
-    """Which Chinese: by characters of Cantonese, and by those that only GB 2312 has, or only Big5."""
+    """The code of a Chinese text, by characters of Cantonese, of GB 2312 alone, and of Big5 alone."""
     counts = Counter(c for c in text if script_of(c) == "Hani")
     if sum(counts[c] for c in CANTONESE) > CANTONESE_SHARE * counts.total():
         return "yue"

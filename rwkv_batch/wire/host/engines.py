@@ -198,7 +198,7 @@ class _Whole:
             self.job.put(accepted_whole(len(self.job.request.prompts), answers))
 
     def rows_ended(self, rows: int) -> None:
-        """So many of its rows have ended by themselves."""
+        """Note that so many of its rows have ended by themselves."""
         with self._lock:
             self._running -= rows
             ended = not self._running

@@ -139,7 +139,7 @@ class Placement:
         self._news.append(partial(self._read, ticket))
 
     def ended(self, ticket: Ticket, rows: int) -> None:
-        """So many of its rows have ended."""
+        """Note that so many of its rows have ended."""
         self._news.append(partial(self._ended, ticket, rows))
 
     def over(self, ticket: Ticket) -> None:

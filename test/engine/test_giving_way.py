@@ -24,7 +24,9 @@ def driver(request, monkeypatch, engines: list[Driver]) -> Driver:
     options = {"max_rows": 2, "prefill_tokens": 16}
     if request.param == "on a GPU":
         weights = from_tensors("demo", unpack.tensors())
-        engines.append(made := Driver(weights=weights, device="cuda", batch_invariant=True, **options))
+        # Few idle slots: the engine of the test before may not have given its memory back yet.
+        options |= {"device": "cuda", "batch_invariant": True, "l1": 4}
+        engines.append(made := Driver(weights=weights, **options))
         return made
     runner = TorchRunner if request.param == "waits" else LateRunner
     monkeypatch.setattr(backends, "TorchRunner", runner)

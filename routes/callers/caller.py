@@ -1,7 +1,10 @@
 """Who has sent a request, and what the server has done for it. One `Caller` serves one HTTP request."""
 
 import hashlib
+import logging
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,6 +17,9 @@ from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, owned
 
 # Names under which is counted what no key has asked for; no key can be called so.
 PASSWORD, ANYONE = "(password)", "(anyone)"
+
+
+log = logging.getLogger(__name__)
 
 
 class Role(Enum):
@@ -105,6 +111,10 @@ def _headers(name: str, standing: Standing) -> dict[str, str]:
     }
 
 
+# Of all requests, held for an instant. The garbage collector may cancel a job in the thread that has it.
+_COUNTING = threading.RLock()
+
+
 class EngineWork:
     """What the engine has done for a request, whose jobs may be several."""
 
@@ -113,6 +123,32 @@ class EngineWork:
         self.requests = self.rows = 0
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
         self.first: float | None = None  # when the first text came, by time.monotonic()
+        self.leaving = 0  # jobs that are cancelled and have not had their last event
+        self._when_over: Callable[[], object] = lambda: None
+
+    def job_leaves(self) -> None:
+        """A job is cancelled, and what the engine has done for it is not known yet."""
+        with _COUNTING:
+            self.leaving += 1
+
+    def job_left(self) -> None:
+        """Now it is."""
+        with _COUNTING:
+            self.leaving -= 1
+            call = self._when_over if not self.leaving else None
+        if call:
+            try:
+                call()
+            except Exception as error:  # the thread serves all others
+                log.error("a request could not be noted: %s", type(error).__name__)
+
+    def when_known(self, call: Callable[[], object]) -> None:
+        """Have `call` called once all is known: at once, or by the thread that takes the last event."""
+        with _COUNTING:
+            if self.leaving:
+                self._when_over = call
+                return
+        call()
 
     def submitted(self, request: GenerateRequest) -> int:
         """One more job of the request; returns its number, from 1."""

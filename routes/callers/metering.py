@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum
 
 from msgspec.structs import replace
 
@@ -15,7 +16,16 @@ from rwkv_batch.keys.ledger import DAY, Ledger, limits_file
 from rwkv_batch.keys.records import Key, Keyring
 from rwkv_batch.keys.usage import UsageStore, Used, day_of, usage_file
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
-from rwkv_batch.wire.protocol import Accepted, Event, Failed, GenerateRequest, Progress, RowDelta, RowTimes
+from rwkv_batch.wire.protocol import (
+    Accepted,
+    Event,
+    Failed,
+    GenerateRequest,
+    Progress,
+    Rejected,
+    RowDelta,
+    RowTimes,
+)
 
 WRITE_EVERY = 0.5  # seconds, while streams run; what has ended is written at once
 REVOKED = "This key has been revoked; ask whoever runs the server for another one."
@@ -166,6 +176,17 @@ class Accounts:
                 time.sleep(WRITE_EVERY)
 
 
+class JobStage(Enum):
+    """Whether what a job has done is known."""
+
+    RUNNING = "running"
+    LEAVING = "leaving"  # cancelled; what the engine has done until then comes still
+    OVER = "over"
+
+
+RUNNING, LEAVING, OVER = JobStage
+
+
 class MeteredJob(Job):
     """A job that says what it has had.
 
@@ -182,7 +203,7 @@ class MeteredJob(Job):
     ) -> None:
         super().__init__(request, cancel)
         self.caller, self._accounts, self._number = caller, accounts, number
-        self._metered, self._counted = True, False
+        self._stage, self._counted = RUNNING, False
         self._repeated = False  # the reply was stored before, and costs nothing
         if accounts:
             accounts.jobs.add(self)
@@ -209,11 +230,19 @@ class MeteredJob(Job):
         elif isinstance(event, RowTimes) and self.caller.trace:
             self.caller.trace.rows.append(event)
         super().put(event)
+        if self._stage is not RUNNING:
+            self._take_late(isinstance(event, Rejected | Failed) or not self._running_rows)
 
     def cancel(self) -> None:
         """Stop the request; see Job."""
         super().cancel()
         self._end()
+
+    @property
+    def counts_late(self) -> bool:
+        """A turn may be stored though its client has left: then all of it counts, as it can be read later."""
+        turn = self.request.turn
+        return turn is not None and (turn.target is not None or turn.branch is not None)
 
     def _take(self) -> list[RowDelta]:
         try:
@@ -251,25 +280,42 @@ class MeteredJob(Job):
         What nobody has read yet counts too: a turn that is stored can be read later.
         """
         with self._arrived:
-            metered, self._metered = self._metered, False
-        if not metered:
-            return
-        with self._arrived:
-            unread, self._deltas = self._deltas, []
-            if unread and not self._error:  # without them no reply is whole
+            if self._stage is not RUNNING:
+                return
+            leaves = self.counts_late and self._running_rows > 0 and not self._error
+            self._stage = LEAVING if leaves else OVER
+            if self._deltas and not self._error:  # without them no reply is whole
                 self._error = Failed(self.request.id, LEFT)
-        if self.acceptance.prompt_tokens:
+        if leaves:
+            self.caller.served.job_leaves()
+        elif self.acceptance.prompt_tokens:
             self._count(self.acceptance)
-        tokens = 0 if self._repeated else sum([delta.tokens for delta in unread])
-        self.caller.served.completion_tokens += tokens
+        self._count_unread()
         if accounts := self._accounts:
-            if tokens:
-                accounts.drew(self.caller, tokens)
             accounts.jobs.discard(self)
             if self.caller.limited and (key := self.caller.key):
                 accounts.spend()
                 accounts.release(key, self.caller.places, self.rows)
             accounts.write_soon()
+
+    def _take_late(self, is_last: bool) -> None:
+        """What comes when it is cancelled and nobody reads it."""
+        self._count_unread()
+        if is_last and self._stage is LEAVING:
+            self._stage = OVER
+            if self.acceptance.prompt_tokens:
+                self._count(self.acceptance)
+            if self._accounts:
+                self._accounts.write_soon()
+            self.caller.served.job_left()
+
+    def _count_unread(self) -> None:
+        with self._arrived:
+            unread, self._deltas = self._deltas, []
+        tokens = 0 if self._repeated else sum([delta.tokens for delta in unread])
+        self.caller.served.completion_tokens += tokens
+        if tokens and self._accounts:
+            self._accounts.drew(self.caller, tokens)
 
 
 def plain_error(

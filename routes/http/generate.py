@@ -178,6 +178,6 @@ def _wait(keep: KeepReply | None, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _end(front: Frontend, http: HttpRequest, outcome: str) -> None:
-    """A stream has ended or was dropped."""
+    """A stream has ended or was dropped. A turn that was being stored then is logged when that is done."""
     front.leave()
-    log_access(http, 200, outcome)
+    http.caller.served.when_known(partial(log_access, http, 200, outcome))

@@ -246,6 +246,10 @@ class Engine:
         self.parts.rows.drop(lambda row: row.key == key)
         self._run_deferred()
 
+    def stores(self, key: RequestKey) -> bool:
+        """Whether it is a turn that is being stored, so that a last event of it comes also if cancelled."""
+        return self._loop.stores(key)
+
     def cancel_frontend(self, frontend: bytes) -> None:
         """Drop everything a front end has asked for."""
         self._arrivals.drop(lambda waiting: waiting[0] == frontend)

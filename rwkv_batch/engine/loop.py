@@ -16,6 +16,7 @@ from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.engine.scheduling.pace import Pace
 from rwkv_batch.engine.scheduling.row import FINALIZING, Row
 from rwkv_batch.engine.scheduling.steps import StepInFlight, batch_of
+from rwkv_batch.wire.protocol import RequestKey
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,10 @@ class StepLoop:
     def awaited(self) -> bool:
         """Whether draws are in flight that count."""
         return any(row.generating for step in self._in_flight for row in step.drawing)
+
+    def stores(self, key: RequestKey) -> bool:
+        """Whether it is a turn that is being stored."""
+        return self._turns.stores(key)
 
     def launch(self) -> None:
         """Have the device begin with a step."""

@@ -66,6 +66,10 @@ def error_from(event: Rejected | Failed) -> Exception:
 class EventReader(Protocol):
     """What the events of one id go to, on the client's thread."""
 
+    @property
+    def counts_late(self) -> bool:
+        """Whether it takes events until the last one, also once it is cancelled."""
+
     def ends(self, event: Event) -> bool:
         """Whether this is the last event. Called before `put`."""
 
@@ -93,6 +97,11 @@ class Job:
         self._running_rows, self._failed_rows = self.rows, 0
         self._arrived = threading.Condition()
         self._wake: Callable[[], object] | None = None
+
+    @property
+    def counts_late(self) -> bool:
+        """Whether it takes events also once it is cancelled; see EventReader."""
+        return False
 
     def ends(self, event: Event) -> bool:
         """Whether this is the last event. Called by the client's thread before `put`."""
@@ -211,6 +220,8 @@ MakeJob = Callable[[GenerateRequest, Callable[[str], None]], Job]
 class PendingCommand:
     """A command that has been sent; its reply is its only event."""
 
+    counts_late = False
+
     def __init__(self) -> None:
         self.reply: concurrent.futures.Future[Event] = concurrent.futures.Future()
 
@@ -265,6 +276,7 @@ class Client:
     def __init__(self, address: str, name: str) -> None:
         """`address`: where the engine listens; `name`: one that no other front end has."""
         self._jobs: dict[str, EventReader] = {}  # until their last event has arrived
+        self._late: set[str] = set()  # of these, those that are cancelled and count what comes still
         self._outbox: deque[ToEngine] = deque()
         # One event is delivered at a time. Nothing else may wait for this lock: a stream that the garbage
         # collector finds cancels its job in the thread that runs, which may hold a job's own lock.
@@ -333,10 +345,21 @@ class Client:
 
     def cancel(self, key: str) -> None:
         """Have the engine drop a request. Safe from any thread, at any time, more than once."""
-        if self._forget(key) and not self._closed:
-            self._send(Cancel(key))
+        reader = self._jobs.get(key)
+        if reader is None or key in self._late:
+            return
+        if reader.counts_late:
+            self._late.add(key)
+            if key not in self._jobs:  # its last event has come meanwhile
+                self._late.discard(key)
+                return
+        elif not self._forget(key):
+            return
+        if not self._closed:
+            self._send(Cancel(key, closes=reader.counts_late))
 
     def _forget(self, key: str) -> bool:
+        self._late.discard(key)
         return self._jobs.pop(key, None) is not None
 
     def _send(self, message: ToEngine) -> None:

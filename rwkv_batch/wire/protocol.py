@@ -170,8 +170,12 @@ class GenerateRequest(ModelMessage, frozen=True, omit_defaults=True, tag="genera
     row_numbers: list[int] = []
 
 
-class Cancel(WireMessage, frozen=True, tag="cancel"):
+class Cancel(WireMessage, frozen=True, omit_defaults=True, tag="cancel"):
     """The reader of this request has left; its rows are dropped before the next step."""
+
+    # Whether somebody counts what comes until a last event. A turn that is being stored has its own; anything
+    # else has Failed.
+    closes: bool = False
 
 
 class WatchLoad(WireMessage, frozen=True, tag="watch_load"):

@@ -18,8 +18,16 @@ from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.runner import torch_runner
 from rwkv_batch.runner.protocol import Batch
 from rwkv_batch.runner.torch_runner import TorchRunner
-from rwkv_batch.wire.commands import ListModels, ListSessions, LoadAdapter
-from rwkv_batch.wire.protocol import Accepted, CommandReply, Rejected, Sampling, SessionTurn
+from rwkv_batch.wire.commands import ListModels, ListSessions, LoadAdapter, SessionHistory
+from rwkv_batch.wire.protocol import (
+    Accepted,
+    CommandReply,
+    Failed,
+    Progress,
+    Rejected,
+    Sampling,
+    SessionTurn,
+)
 
 MIB = 1 << 20
 
@@ -40,6 +48,30 @@ def test_each_request_is_answered_by_its_model(texts):
         accepted = driver.events[id_][0]
         assert isinstance(accepted, Accepted)
         assert accepted.fingerprint == WEIGHTS[model or "one"].fingerprint
+
+
+def test_a_turn_that_is_cancelled_has_one_last_event_which_says_whether_it_is_stored():
+    """Whoever counts its tokens has as many as the database, however far it was."""
+    driver, kinds = ModelsDriver("one"), set()
+    for steps in range(12):
+        session = f"s{steps}"
+        id_ = driver.add("one", max_tokens=5, turn=SessionTurn(session, session), flush_tokens=1)
+        for _ in range(steps):
+            if driver.models.busy:
+                driver.step()
+        driver.models.cancel((b"test", id_), closes=not driver.ended(id_))
+        driver.finish(id_)
+        while driver.models.busy:
+            driver.step()
+        history = driver.ask(SessionHistory(f"history {session}", session, to_model="one"))
+        events = driver.events[id_]
+        tokens = sum(row.tokens for each in events if isinstance(each, Progress) for row in each.rows)
+        kinds.add(kind := type(events[-1]))
+        if isinstance(history, CommandReply):
+            assert kind is Progress and len(history.turns[0].completion_tokens) == tokens == 5
+        else:
+            assert kind is Failed and tokens < 5
+    assert kinds == {Progress, Failed}
 
 
 def test_a_name_that_is_not_served_is_rejected_with_those_that_are():

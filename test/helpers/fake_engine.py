@@ -160,6 +160,8 @@ class FakeEngine:
                 self.cancelled.append(message.id)
                 self._left[message.id] = 0
                 self._due = [entry for entry in self._due if entry[2].id != message.id]
+                if message.closes:
+                    self._due.append((now, identity, Failed(message.id, "The request was cancelled.")))
             elif isinstance(message, GenerateRequest):
                 events = self.answer(message)
                 self._left[message.id] = len(message.prompts) * message.n

@@ -132,6 +132,26 @@ def test_cancelling_tells_the_engine_once_and_drops_what_still_comes(wire: tuple
     assert other.read(5) and not job.read(0)
 
 
+class LateJob(Job):
+    """Counts what comes when it is cancelled."""
+
+    counts_late = True
+
+
+def test_a_job_that_counts_what_comes_late_has_events_until_the_last(wire: tuple[StubEngine, Client]):
+    engine, client = wire
+    job = client.submit(GenerateRequest(id="one", prompts=["a"], max_tokens=5), LateJob)
+    engine.receive()
+    job.cancel()
+    job.cancel()
+    assert engine.receive() == Cancel("one", closes=True)
+    engine.send(Progress("one", [RowDelta(0, "late", 1)]))
+    assert [delta.text for delta in job.read(5)] == ["late"]
+    engine.send(Progress("one", [RowDelta(0, "", 0, "stop")]))
+    assert [delta.text for delta in job.read(5)] == [""]
+    assert_nothing_is_in_flight(engine, client)
+
+
 def test_a_finished_job_is_not_cancelled(wire: tuple[StubEngine, Client]):
     engine, client, job = submitted(wire)
     engine.send(Progress("one", [RowDelta(0, "x", 1, "stop"), RowDelta(1, "y", 1, "stop")]))
@@ -197,6 +217,8 @@ def test_a_failed_job_does_not_keep_its_reader(wire: tuple[StubEngine, Client]):
 
 class SlowReader:
     """Takes its event when it is let."""
+
+    counts_late = False
 
     def __init__(self) -> None:
         self.entered, self.let = threading.Event(), threading.Event()

@@ -32,6 +32,7 @@ from rwkv_batch.wire.client import Job, MakeJob, RequestFailed
 from rwkv_batch.wire.protocol import (
     REQUEST_BYTES,
     Accepted,
+    Failed,
     GenerateRequest,
     Progress,
     RowDelta,
@@ -450,8 +451,29 @@ def test_a_turn_that_is_cancelled_before_it_says_anything_counts_its_prompt(file
     job = CallerWire(Outbox(), caller, accounts).submit(GenerateRequest("a", ["Hi"], max_tokens=5, turn=turn))
     job.put(Accepted("a", [7]))
     job.cancel()
+    job.put(Failed("a", "The request was cancelled."))
     (used,) = accounts.read_now("alice", "0000-00-00", "9999-99-99")
     assert (used.requests, used.prompt_tokens) == (1, 7)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_what_a_turn_is_stored_with_counts_though_its_client_has_left(file, stored):
+    """Its last tokens leave the engine when they are stored; it is noted when that is known."""
+    accounts, caller = of_alice(file)
+    turn, noted = SessionTurn("s", "s"), list[int]()
+    job = CallerWire(Outbox(), caller, accounts).submit(GenerateRequest("a", ["Hi"], max_tokens=9, turn=turn))
+    job.put(Accepted("a", [7]))
+    job.put(Progress("a", [RowDelta(0, "one two", 2)]))
+    assert job.read(0)
+    job.cancel()
+    caller.served.when_known(lambda: noted.append(caller.served.completion_tokens))
+    job.put(Progress("a", [RowDelta(0, " three", 1)]))
+    assert not noted, "more may come"
+    last = Progress("a", [RowDelta(0, " four", 1, "length")])
+    job.put(last if stored else Failed("a", "The request was cancelled."))
+    assert noted == [4 if stored else 3]
+    (used,) = accounts.read_now("alice", "0000-00-00", "9999-99-99")
+    assert used.completion_tokens == noted[0]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from rwkv_batch.state.entries import (
     message,
 )
 from rwkv_batch.state.pool.savepoints import RunningTurn
-from rwkv_batch.wire.protocol import GenerateRequest, Progress, RowDelta, SessionTurn
+from rwkv_batch.wire.protocol import GenerateRequest, Progress, RequestKey, RowDelta, SessionTurn
 
 log = logging.getLogger(__name__)
 
@@ -335,6 +335,10 @@ class Turns:
             if node and node.head.turn == turn.id:
                 return key
         return None
+
+    def stores(self, key: RequestKey) -> bool:
+        """Whether the turn of that request is being stored, so that a last event of it comes."""
+        return any(row.key == key and turn.stored for row, turn in self.begun.items())
 
     def stored_reply(self, turn: SessionTurn) -> StoredReply | None:
         """What is stored of this turn, if it has been sent before. Raises StoreError."""

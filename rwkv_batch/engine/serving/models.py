@@ -35,11 +35,12 @@ from rwkv_batch.wire.commands import (
     StopRequest,
     TextCommand,
 )
-from rwkv_batch.wire.protocol import CommandReply, Event, GenerateRequest, Rejected, RequestKey
+from rwkv_batch.wire.protocol import CommandReply, Event, Failed, GenerateRequest, Rejected, RequestKey
 from rwkv_batch.wire.supervision import EngineInfo
 
 IDLE_SECONDS = 60.0  # without a step, after which the device is asked whether it still works,
 STALLED_SECONDS = 5.0  # or for which rows have waited without one
+CANCELLED = "The request was cancelled."
 
 Message = GenerateRequest | EngineCommand
 READS = (
@@ -146,11 +147,14 @@ class Models:
         elif member := self._find(key, command):
             member.engine.command(key, command)
 
-    def cancel(self, key: RequestKey) -> None:
-        """Drop a request's rows, waiting or running."""
+    def cancel(self, key: RequestKey, closes: bool = False) -> None:
+        """Drop a request's rows, waiting or running. closes: as of Cancel."""
+        stored = closes and any(member.engine.stores(key) for member in self._running)
         for member in self._running:
             member.engine.cancel(key)
         self._unhold(lambda held: held == key)
+        if closes and not stored:
+            self._running[0].engine.parts.rows.emit(key, Failed(key[1], CANCELLED))
 
     def cancel_frontend(self, frontend: bytes) -> None:
         """Drop everything a front end has asked for."""

@@ -289,8 +289,8 @@ class Service:
         match message:
             case GenerateRequest():
                 self.models.add(key, message)
-            case Cancel():
-                self.models.cancel(key)
+            case Cancel(closes=closes):
+                self.models.cancel(key, closes)
             case WatchLoad():
                 self._loads.add(key)
             case LoadModel() | RemoveModel():

@@ -222,6 +222,10 @@ class _Part:
         self.accepted: Accepted | None = None
         self._running, self._silent = len(share.rows), True
 
+    @property
+    def counts_late(self) -> bool:
+        return self.whole.job.counts_late
+
     def ends(self, event: Event) -> bool:
         """Whether this is the last event; see EventReader."""
         match event:
@@ -247,6 +251,8 @@ class _Part:
                 whole.job.put(event)
             case Accepted():
                 whole.accept(self, event)
+            case Rejected() | Failed() if whole.over:  # it was cancelled
+                whole.job.put(event)
             case Failed(gone=True) if self._silent:
                 self._run_again()
             case Rejected() | Failed():
@@ -276,6 +282,8 @@ class _StoredTurn:
     A commit that the dead engine has sent may still be under way. The process that writes carries out what
     comes later behind it; so another change, of nothing, comes first.
     """
+
+    counts_late = False
 
     def __init__(self, part: _Part, link: Client, key: str) -> None:
         self._part, self._link, self._key = part, link, key
@@ -315,6 +323,8 @@ class _StoredTurn:
 
 class _LoadReader:
     """Takes an engine's reports."""
+
+    counts_late = False
 
     def __init__(self, placement: Placement, engine: int) -> None:
         self._reported = partial(placement.reported, engine)

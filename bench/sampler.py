@@ -72,11 +72,11 @@ def zipf(rows: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.stack([falling[torch.randperm(VOCAB, device="cuda")] for _ in range(rows)]).to(dtype)
 
 
-def filled(name: str, params: Sampling, rows: int, sampler: Literal["own", "flashinfer"]) -> CudaSampler:
+def filled(name: str, sampling: Sampling, rows: int, sampler: Literal["own", "flashinfer"]) -> CudaSampler:
     """With a row in each slot; for "penalties" in its name, of 500 tokens each."""
     made = CudaSampler(rows, VOCAB, "cuda", sampler)
     for slot in range(rows):
-        made.begin(slot, params, 1, slot)
+        made.begin(slot, sampling, 1, slot)
     if "penalties" in name:
         slots = torch.arange(rows, dtype=torch.int32, device="cuda")
         flat = torch.zeros(1, VOCAB, device="cuda").expand(rows, -1)  # nearly every draw is a new token
@@ -88,9 +88,9 @@ def filled(name: str, params: Sampling, rows: int, sampler: Literal["own", "flas
     return made
 
 
-def measure(name: str, params: Sampling, sets: list[torch.Tensor]) -> SamplerTime:
+def measure(name: str, sampling: Sampling, sets: list[torch.Tensor]) -> SamplerTime:
     rows = len(sets[0])
-    sampler = filled(name, params, rows, "own")
+    sampler = filled(name, sampling, rows, "own")
     slots = torch.arange(rows, dtype=torch.int32, device="cuda")
     ids = torch.empty(rows, dtype=torch.int32, device="cuda")
     sampler.sample_async(sets[0], slots, ids)
@@ -102,10 +102,10 @@ def measure(name: str, params: Sampling, sets: list[torch.Tensor]) -> SamplerTim
     return SamplerTime(name, rows, time * 1e6, sets[0].nbytes / time)
 
 
-def compare(name: str, params: Sampling, sets: list[torch.Tensor]) -> list[SamplerTime]:
+def compare(name: str, sampling: Sampling, sets: list[torch.Tensor]) -> list[SamplerTime]:
     """Our sampler and FlashInfer, in turn."""
     rows = len(sets[0])
-    samplers = {kind: filled(name, params, rows, kind) for kind in ("own", "flashinfer")}
+    samplers = {kind: filled(name, sampling, rows, kind) for kind in ("own", "flashinfer")}
     slots = torch.arange(rows, dtype=torch.int32, device="cuda")
     times: dict[str, list[tuple[float, float, bool]]] = {kind: [] for kind in samplers}
     for _ in range(REPLAYS + 1):

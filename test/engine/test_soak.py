@@ -278,27 +278,27 @@ def near_tie(
     """Whether the logits after `fed` let that row just as well have `drawn`, or one of them, as what it draws
     alone.
     """
-    runner, params = engine.runner, request.sampling
+    runner, sampling = engine.runner, request.sampling
     model = runner.model
     if isinstance(runner, StagedRunner):  # under --gpu-stages; it has no states but its own
         model = CUDA_MODELS[model.checkpoint.family](model.checkpoint, runner.device)
     states = model.new_states(1, engine.runner.states.wkv.dtype)
     logits = model.forward(torch.tensor(fed), [len(fed)], [0], states)[0, :VOCABULARY]
-    if params.temperature <= 0:
+    if sampling.temperature <= 0:
         likeliest = logits.double().log_softmax(0).topk(2).values
         return float(likeliest[0] - likeliest[1]) < TIE[model.dtype]
-    number = float(uniforms(np.array([random_key(params.seed, row)]), np.array([position], np.uint64))[0])
-    ranges = [drawing(token, logits.double().cpu().numpy(), params, TIE[model.dtype]) for token in drawn]
+    number = float(uniforms(np.array([random_key(sampling.seed, row)]), np.array([position], np.uint64))[0])
+    ranges = [drawing(token, logits.double().cpu().numpy(), sampling, TIE[model.dtype]) for token in drawn]
     return any(low - ROUNDING <= number <= high + ROUNDING for low, high in ranges)
 
 
-def drawing(token: int, logits: np.ndarray, params: Sampling, tie: float) -> tuple[float, float]:
+def drawing(token: int, logits: np.ndarray, sampling: Sampling, tie: float) -> tuple[float, float]:
     """The least and the greatest random number that draws the token, if differences of logits may be off by
     `tie`.
     """
     ids = np.arange(len(logits))
-    low = exact(logits + tie * (ids >= token), params)[:token].sum()
-    high = exact(logits + tie * (ids <= token), params)[: token + 1].sum()
+    low = exact(logits + tie * (ids >= token), sampling)[:token].sum()
+    high = exact(logits + tie * (ids <= token), sampling)[: token + 1].sum()
     return float(low), float(high)
 
 

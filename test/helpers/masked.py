@@ -17,30 +17,30 @@ def masks_of(allowed: dict[int, np.ndarray]) -> RowMasks:
     return RowMasks(list(allowed), np.stack(lines))
 
 
-def exact_filtered(logits, params: Sampling, allowed=None, seen=()) -> np.ndarray:
+def exact_filtered(logits, sampling: Sampling, allowed=None, seen=()) -> np.ndarray:
     """Probabilities in fp64 for "rapid" without penalties but that of repetition; top_p without ties."""
     values = np.array(logits, np.float64)
     for token in set(seen):
-        scale = params.repetition_penalty
+        scale = sampling.repetition_penalty
         values[token] = values[token] / scale if values[token] > 0 else values[token] * scale
-    for token, amount in params.logit_bias.items():
+    for token, amount in sampling.logit_bias.items():
         values[token] += amount
     if allowed is not None:
         values[~np.asarray(allowed)] = -np.inf
-    if params.temperature <= 0:
+    if sampling.temperature <= 0:
         return np.eye(len(values))[values.argmax()]
-    p = softmax(values / params.temperature)
-    p[p < max(params.min_p * p.max(), params.top_a * p.max() ** 2)] = 0
+    p = softmax(values / sampling.temperature)
+    p[p < max(sampling.min_p * p.max(), sampling.top_a * p.max() ** 2)] = 0
     p /= p.sum()
     order = np.argsort(-p, kind="stable")
-    if params.top_k > 0:
-        p[order[params.top_k :]] = 0
-    if params.top_p < 1:  # the token at which top_p is reached keeps the share that fills it, as of all of p
-        whole = softmax(values / params.temperature)
-        whole[(whole < max(params.min_p * whole.max(), params.top_a * whole.max() ** 2))] = 0
+    if sampling.top_k > 0:
+        p[order[sampling.top_k :]] = 0
+    if sampling.top_p < 1:  # the token that reaches it keeps the share that fills it, as of all of p
+        whole = softmax(values / sampling.temperature)
+        whole[(whole < max(sampling.min_p * whole.max(), sampling.top_a * whole.max() ** 2))] = 0
         whole /= whole.sum()
         before = whole[order].cumsum() - whole[order]
-        p[order] = np.minimum(p[order], np.maximum(params.top_p - before, 0))
+        p[order] = np.minimum(p[order], np.maximum(sampling.top_p - before, 0))
     return p / p.sum()
 
 

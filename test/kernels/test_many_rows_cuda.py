@@ -48,11 +48,11 @@ def test_hundreds_of_rows_by_each_method_of_a_time_mix(method: str) -> None:
 
 def test_thousands_of_rows_draw_what_one_draws_by_itself() -> None:
     prompts = [[20 + (i * j) % 400 for j in range(1, 30)] for i in range(2100)]
-    how = {"max_tokens": 6, "stop_ids": [], "sampling": Sampling(temperature=0.0)}
+    asked = {"max_tokens": 6, "stop_ids": [], "sampling": Sampling(temperature=0.0)}
     options = {"device": "cuda", "l1": 0, "prefix_cache_mb": 0, "batch_invariant": True}
-    together = Engine(WEIGHTS, max_rows=2100, **options).generate(prompts, **how)
+    together = Engine(WEIGHTS, max_rows=2100, **options).generate(prompts, **asked)
     few, some = Engine(WEIGHTS, max_rows=4, **options), [0, 1, 1023, 1024, 1025, 2099]
-    assert [together[i].text for i in some] == [few.generate([prompts[i]], **how)[0].text for i in some]
+    assert [together[i].text for i in some] == [few.generate([prompts[i]], **asked)[0].text for i in some]
 
 
 class TestGraphsThatComeLater:
@@ -81,9 +81,9 @@ class TestGraphsThatComeLater:
     def test_captures_between_steps_change_no_text(self) -> None:
         """Each step is followed by a piece, while rows are in flight."""
         prompts = [[20 + (i * j) % 400 for j in range(1, 40)] for i in range(24)]
-        how = {"max_tokens": 40, "stop_ids": [], "sampling": Sampling(temperature=0.0)}
+        asked = {"max_tokens": 40, "stop_ids": [], "sampling": Sampling(temperature=0.0)}
         options = {"device": "cuda", "max_rows": 16, "l1": 0, "prefix_cache_mb": 0}
-        want = [row.text for row in Engine(WEIGHTS, **options).generate(prompts, **how)]
+        want = [row.text for row in Engine(WEIGHTS, **options).generate(prompts, **asked)]
         late = Engine(WEIGHTS, **options, capture_late=True)
         step, pieces = late.step, []
 
@@ -93,7 +93,7 @@ class TestGraphsThatComeLater:
             return events
 
         late.step = step_and_improve
-        assert [row.text for row in late.generate(prompts, **how)] == want
+        assert [row.text for row in late.generate(prompts, **asked)] == want
         assert sum(pieces) > 10
 
     def test_what_is_timed_while_idle_is_kept(self, tmp_path) -> None:

@@ -89,7 +89,7 @@ def count_replays(runner: CudaRunner, monkeypatch: pytest.MonkeyPatch) -> list[i
 
 def drawn(
     runner: CudaRunner,
-    how: Sampling,
+    sampling: Sampling,
     together: list[int],
     slot: int = 1,
     stops: tuple[int, ...] = (),
@@ -97,7 +97,7 @@ def drawn(
 ) -> tuple[list[int], torch.Tensor]:
     """What a row draws in launches of so many steps each, and its state behind them."""
     runner.states.clear(range(SLOTS))
-    runner.begin(slot, NewRow(how, 11, 0, stops))
+    runner.begin(slot, NewRow(sampling, 11, 0, stops))
     draws = [runner.run(Batch(PROMPT, [len(PROMPT)], [slot], [0]))]
     for steps in together:
         draws.append(runner.run(Batch([LAST], [1], [slot], [0], steps=steps)))
@@ -105,51 +105,51 @@ def drawn(
     return [id_ for draw in draws for id_ in draw.wait()], runner.states.read(slot)
 
 
-@pytest.mark.parametrize("how", [*BY_GRAPH.values(), *OTHERS.values()], ids=[*BY_GRAPH, *OTHERS])
+@pytest.mark.parametrize("sampling", [*BY_GRAPH.values(), *OTHERS.values()], ids=[*BY_GRAPH, *OTHERS])
 @pytest.mark.parametrize(
     "together", [[MOST_STEPS] * 3, [1, MOST_STEPS, 2, 1, MOST_STEPS]], ids=["all", "some"]
 )
-def test_the_same_is_drawn(runner, how, together, monkeypatch):
-    ids, state = drawn(runner, how, [1] * STEPS)
+def test_the_same_is_drawn(runner, sampling, together, monkeypatch):
+    ids, state = drawn(runner, sampling, [1] * STEPS)
     replays = count_replays(runner, monkeypatch)
-    got, kept = drawn(runner, how, together)
-    by_graph = how in BY_GRAPH.values() and has_graphs(runner)
+    got, kept = drawn(runner, sampling, together)
+    by_graph = sampling in BY_GRAPH.values() and has_graphs(runner)
     assert len(replays) == by_graph * together.count(MOST_STEPS), "steps that a graph can draw for are its"
     assert got == ids and len(got) == STEPS + 1
     assert torch.equal(kept, state)
 
 
 def test_rows_of_other_slots_and_ways_come_in_between(runner):
-    wanted = {name: drawn(runner, how, [1] * STEPS)[0] for name, how in BY_GRAPH.items()}
+    wanted = {name: drawn(runner, sampling, [1] * STEPS)[0] for name, sampling in BY_GRAPH.items()}
     for slot in (2, 0, 0, 3):
-        for name, how in BY_GRAPH.items():
-            assert drawn(runner, how, [MOST_STEPS] * 3, slot)[0] == wanted[name]
+        for name, sampling in BY_GRAPH.items():
+            assert drawn(runner, sampling, [MOST_STEPS] * 3, slot)[0] == wanted[name]
 
 
 @pytest.mark.parametrize("after", [1, 2, 6, 9])
 def test_a_row_stays_as_it_was_before_its_stop_id(runner, after):
-    how = BY_GRAPH["plain"]
-    ids, _ = drawn(runner, how, [1] * STEPS)
+    sampling = BY_GRAPH["plain"]
+    ids, _ = drawn(runner, sampling, [1] * STEPS)
     stop = ids[after]
     end = ids.index(stop)
-    got, state = drawn(runner, how, [MOST_STEPS] * 3, stops=(stop,))
+    got, state = drawn(runner, sampling, [MOST_STEPS] * 3, stops=(stop,))
     assert got[: end + 1] == ids[: end + 1]
-    assert torch.equal(state, drawn(runner, how, [1] * STEPS, stops=(stop,))[1])
+    assert torch.equal(state, drawn(runner, sampling, [1] * STEPS, stops=(stop,))[1])
 
 
-@pytest.mark.parametrize("how", ["limits", "penalties"])
-def test_what_was_drawn_stays_while_more_is_queued(runner, how):
+@pytest.mark.parametrize("name", ["limits", "penalties"])
+def test_what_was_drawn_stays_while_more_is_queued(runner, name):
     """The host may read ids long after the graph has run again, and lists of penalties grow meanwhile."""
     launches = FIRST_CAPACITY // MOST_STEPS + 2
-    ids, _ = drawn(runner, BY_GRAPH[how], [1] * launches * MOST_STEPS)
-    assert drawn(runner, BY_GRAPH[how], [MOST_STEPS] * launches)[0] == ids
+    ids, _ = drawn(runner, BY_GRAPH[name], [1] * launches * MOST_STEPS)
+    assert drawn(runner, BY_GRAPH[name], [MOST_STEPS] * launches)[0] == ids
 
 
 def test_nothing_changes_when_it_is_captured_behind_the_service(runner):
-    for name, how in BY_GRAPH.items():
-        wanted, state = drawn(runner, how, [1] * STEPS)
-        got, kept = drawn(runner, how, [MOST_STEPS] * 3, between=lambda: capture_again(runner))
+    for name, sampling in BY_GRAPH.items():
+        wanted, state = drawn(runner, sampling, [1] * STEPS)
+        got, kept = drawn(runner, sampling, [MOST_STEPS] * 3, between=lambda: capture_again(runner))
         assert got == wanted and torch.equal(kept, state), name
     assert has_graphs(runner)
-    for name, how in BY_GRAPH.items():
-        assert drawn(runner, how, [MOST_STEPS] * 3)[0] == drawn(runner, how, [1] * STEPS)[0], name
+    for name, sampling in BY_GRAPH.items():
+        assert drawn(runner, sampling, [MOST_STEPS] * 3)[0] == drawn(runner, sampling, [1] * STEPS)[0], name

@@ -51,20 +51,20 @@ def filled(params: list[Sampling], vocab: int, device: str, sampler: str = "flas
     return made
 
 
-def adjusted(logits: np.ndarray, params: Sampling, history: list[int]) -> np.ndarray:
+def adjusted(logits: np.ndarray, sampling: Sampling, history: list[int]) -> np.ndarray:
     """What FlashInfer is to see of the ids that can be drawn, as the host's sampler works it out."""
-    how = RowSampling.from_sampling(params, len(logits))
+    row = RowSampling.from_sampling(sampling, len(logits))
     values = np.nan_to_num(logits[: drawable(len(logits))].astype(np.float32))  # -inf is the least number
-    if how.bias is not None:
-        add(values, *how.bias)
-    if how.penalties is not None:
-        penalties = Penalties(how.penalties)
+    if row.bias is not None:
+        add(values, *row.bias)
+    if row.penalties is not None:
+        penalties = Penalties(row.penalties)
         for token in history:
             penalties.record(token)
         ids, amounts = penalties.amounts()
         add(values, ids, -amounts)
     with np.errstate(over="ignore"):
-        return (values - values.max()) / np.float32(how.temperature)
+        return (values - values.max()) / np.float32(row.temperature)
 
 
 def test_unseeded_nucleus_rows_are_drawn_by_flashinfer_and_no_others(monkeypatch, device):

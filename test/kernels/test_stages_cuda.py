@@ -117,8 +117,12 @@ def drawn(runner: Runner, adapted: bool = False) -> list[object]:
         offsets = torch.linspace(-0.5, 0.5, LAYERS * WIDTH).view(LAYERS, WIDTH)
         runner.load_adapter(0, readout_adapter("d" * 32, offsets, runner.dtype, pinned=True))
         with_adapter = {"adapters": [-1, 0, -1]}
-    for slot, how in ((0, Sampling(temperature=1.0)), (2, Sampling(temperature=0)), (3, Sampling(top_p=0.7))):
-        runner.begin(slot, NewRow(how, 7, slot, ()))
+    for slot, sampling in (
+        (0, Sampling(temperature=1.0)),
+        (2, Sampling(temperature=0)),
+        (3, Sampling(top_p=0.7)),
+    ):
+        runner.begin(slot, NewRow(sampling, 7, slot, ()))
     rows, slots = [[3, 4, 5, 6, 7], [9] * 17, [5]], [2, 0, 3]
     tokens, counts = [token for row in rows for token in row], [len(row) for row in rows]
     found.append(of(runner.run(Batch(tokens, counts, slots, [0, 1, 2], {1: 2}, **with_adapter))))
@@ -302,14 +306,14 @@ def test_an_engine_in_stages_says_what_one_gpu_says(monkeypatch):
     """Many rows, whose steps are queued ahead, and rows that begin with a prefix of others."""
     monkeypatch.setattr(backends, "StagedRunner", partial(StagedRunner, groups=2))
     names = [str(gpu) for gpu in GPUS[:2]]
-    how, texts = Sampling(seed=5), []
+    sampling, texts = Sampling(seed=5), []
     for device in (names[0], "+".join(names)):
         engine = Engine(device=device, batch_invariant=True, max_rows=40, prefix_cache_mb=64)
         prompts = [f"User: {n}\n\nAssistant:" for n in range(48)]
-        rows = engine.generate(prompts, max_tokens=24, sampling=how)
+        rows = engine.generate(prompts, max_tokens=24, sampling=sampling)
         for word in ("Then", "Now"):
             prompts = ["Once upon a time there was a cat. " * 40 + f"{word} {n}" for n in range(6)]
-            rows += engine.generate(prompts, max_tokens=12, sampling=how)
+            rows += engine.generate(prompts, max_tokens=12, sampling=sampling)
         texts.append([row.text for row in rows])
         assert isinstance(engine.runner, StagedRunner) == ("+" in device) and engine.counts.cache_hits > 500
         engine.close()

@@ -105,10 +105,10 @@ class TestAServedFile:
         return tmp_path / "it.pth"
 
     def test_it_says_what_the_same_tensors_say(self, path):
-        how = {"max_tokens": 12, "stop_ids": [], "sampling": Sampling(temperature=0.0)}
+        asked = {"max_tokens": 12, "stop_ids": [], "sampling": Sampling(temperature=0.0)}
         options = {"device": "cuda", "max_rows": 2, "prefix_cache_mb": 0}
-        of_file = Engine(path, **options).generate([[5, 6, 7]], **how)
-        of_tensors = Engine(checkpoint.load(path), **options).generate([[5, 6, 7]], **how)
+        of_file = Engine(path, **options).generate([[5, 6, 7]], **asked)
+        of_tensors = Engine(checkpoint.load(path), **options).generate([[5, 6, 7]], **asked)
         assert of_file[0].text == of_tensors[0].text
 
     def test_one_with_numbers_that_are_not_finite_is_refused(self, path):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # Folders and marked files that `make test` leaves out and `make check` has (CONTRIBUTING.md).
 THOROUGH = ("kernels", "page", "deploy")
-ENGINE_GIB = 6  # of a GPU, for each engine of servers on it
+ENGINE_GIB = 4  # of a GPU, for each engine of servers on it
 MARKED = re.compile(r"^pytestmark = pytest\.mark\.thorough$", re.MULTILINE)
 
 

@@ -14,7 +14,7 @@ from serving import Server, events, until
 
 pytestmark = needs_gpu
 
-MEMORY = ["--gpu-memory", "6", "--frontends", "2", "--max-adapters", "2"]
+MEMORY = ["--gpu-memory", "4", "--frontends", "2", "--max-adapters", "2"]
 ONE = ["--device", "cuda:0", *MEMORY]
 TOGETHER = {
     "two engines": ["--device", "cuda:0,cuda:0", *MEMORY],
@@ -35,13 +35,19 @@ class Asking:
     def __init__(self, server: Server) -> None:
         self.server, self.http = server, httpx.Client(base_url=server.url, timeout=120)
         self.said: list[object] = []
-        for path, body in (("/loadstatemodel", PIRATE), ("/v1/load_lora_adapter", CAPITALS)):
-            self.post(path, body)
+        self.post("/loadstatemodel", PIRATE)
+        self.load()
+
+    def load(self) -> None:
+        """The adapter, which a single engine has no more that has died."""
+        if not self.http.get("/v1/adapters").json()["data"]:
+            reply = self.http.post("/v1/load_lora_adapter", json=CAPITALS)
+            assert reply.status_code == 200, reply.text
 
     def post(self, path: str, body: dict) -> dict:
         reply = self.http.post(path, json=body)
         assert reply.status_code == 200, reply.text
-        return reply.json() if reply.headers["content-type"] == "application/json" else {}
+        return reply.json()
 
     def texts(self, path: str, body: dict) -> list[str]:
         found = [choice["message"]["content"] for choice in self.post(path, GREEDY | body)["choices"]]
@@ -107,6 +113,7 @@ class Asking:
             os.kill(pid, signal.SIGKILL)
             until(lambda name=name, pid=pid: self.server.children().get(name, pid) != pid, 60)
             until(self._all_up, 120)
+        self.load()
         for number in range(4):
             self.turn(f"s{number}", NAME)
 

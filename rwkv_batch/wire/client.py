@@ -283,6 +283,7 @@ class Client:
         self._delivering = threading.Lock()
         self._waker, self._wakened = socket.socketpair()
         self._waker.setblocking(False)
+        self._woken = False  # until the thread has begun to send what is there
         self._closed = False
         self._gone = ""  # why nothing is sent: the engine has died, and others serve
         self._thread = threading.Thread(
@@ -367,6 +368,9 @@ class Client:
         self._wake()
 
     def _wake(self) -> None:
+        if self._woken:
+            return
+        self._woken = True
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread just as well
             self._waker.send(b"x")
 
@@ -396,6 +400,7 @@ class Client:
                 ready = dict(poller.poll())
                 if self._wakened.fileno() in ready:
                     self._wakened.recv(4096)
+                    self._woken = False  # before it looks what is to be sent
                 while self._outbox:
                     self._transmit(dealer, self._outbox.popleft())
                 if dealer in ready:
@@ -421,9 +426,10 @@ class Client:
 def _received(dealer: zmq.Socket[bytes]) -> list[Event]:
     """The events of all messages that have arrived. New text of a request in several of them is one event."""
     events = decode_events(dealer.recv())
-    with contextlib.suppress(zmq.Again):
-        for _ in range(MOST_MESSAGES - 1):
-            events += decode_events(dealer.recv(zmq.NOBLOCK))
+    for _ in range(MOST_MESSAGES - 1):
+        if not int(dealer.get(zmq.EVENTS)) & zmq.POLLIN:
+            break
+        events += decode_events(dealer.recv())
     found, texts = list[Event](), dict[str, list[RowDelta]]()
     for event in events:
         if not isinstance(event, Progress):

@@ -4,10 +4,11 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable
 from functools import cache, partial
+from inspect import unwrap
 
 from robyn import Request, Robyn
 from robyn.argument_parser import Config
-from robyn.robyn import HttpMethod
+from robyn.robyn import FunctionInfo, HttpMethod
 
 from routes.anthropic import messages
 from routes.anthropic import models as anthropic_models
@@ -293,7 +294,20 @@ def application(front: Frontend, guard: Guard, workers: int) -> Robyn:
             if path != "/" or taken is None or method not in taken.allowed():
                 app.add_route(method, path, _endpoint(front, guard, _unknown))
         app.add_route("OPTIONS", path, _endpoint(front, guard, _options))
+    _call_directly(app)
     return app
+
+
+def _call_directly(app: Robyn) -> None:
+    """Have endpoints called with the request, and nothing else.
+
+    Robyn's own function in front of each reads everything of a request first, also copies of its body, as
+    parameters of the endpoint may stand for that.
+    """
+    routes = app.router.routes
+    for place, route in enumerate(routes):
+        ours = FunctionInfo(unwrap(route.function.handler), True, 1, route.function.args, {})
+        routes[place] = route._replace(function=ours)
 
 
 def _endpoint(

@@ -5,6 +5,20 @@ import logging
 import time
 
 
+class LineFormatter(logging.Formatter):
+    """As logging's own, but the time is written once a second, and milliseconds behind it."""
+
+    _written = 0, ""  # a second and its text
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        """The record's time."""
+        second, text = self._written
+        if (now := int(record.created)) != second:
+            text = time.strftime(self.default_time_format, self.converter(now))
+            self._written = now, text
+        return f"{text},{int(record.msecs):03d}"
+
+
 class JsonFormatter(logging.Formatter):
     """A line is an object. What `fields` of a message returns, as of the access log's, stands beside it."""
 
@@ -29,10 +43,10 @@ class JsonFormatter(logging.Formatter):
 def begin_logging(level: str, form: str = "text", process: str = "") -> None:
     """Once in each process. form: text or json. process: its name; "": a front end, which does not say it."""
     who = f" {process}:" if process else ""
-    logging.basicConfig(level=level, format=f"%(asctime)s %(levelname)s{who} %(message)s")
-    if form == "json":
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(JsonFormatter(process or "frontend"))
+    logging.basicConfig(level=level)
+    lines = LineFormatter(f"%(asctime)s %(levelname)s{who} %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonFormatter(process or "frontend") if form == "json" else lines)
 
 
 def _when(seconds: float) -> str:

@@ -28,10 +28,14 @@ class HttpCounts:
         _reserve()
         family = SERVER[NAME]
         self._counter = Counter(PREFIX + NAME, family.help, family.labels, registry=None)
+        self._series: dict[tuple[str, str, int], Counter] = {}  # by labels; there are few
 
     def add(self, route: str, method: str, status: int) -> None:
         """A request of this route was answered. Safe from any thread."""
-        self._counter.labels(route, method if method in METHODS else OTHER, str(status)).inc()
+        key = route, method if method in METHODS else OTHER, status
+        if (series := self._series.get(key)) is None:
+            series = self._series[key] = self._counter.labels(*map(str, key))
+        series.inc()
 
     def of_all(self) -> list[Metric]:
         """What all front ends have counted since the server began, of keys too."""

@@ -1,7 +1,6 @@
 """HTTP requests and responses of all routes: ids, CORS, JSON, the access log."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from routes.guard.inbound import NOTE, Note
 from routes.http.body import parse
 from routes.http.contents import decode, read_form
 from routes.http.errors import ApiError, ErrorShape, Json, anthropic_shape
+from routes.http.ids import new_id
 from routes.http.open_lists import as_header
 from routes.http.replies import encode_json, timestamp
 from routes.http.stream import JobStream
@@ -31,6 +31,7 @@ CORS = {
 }
 RETRY_AFTER = {429: "1", 503: "2"}  # seconds
 MAX_ID = 128
+LINE = "%s %s %d %.0f ms %s%s%s"  # of the access log
 PROBES = ("/health", "/health/live", "/health/ready", "/metrics", "/stats")  # which come every few seconds
 
 log = logging.getLogger("rwkv_batch.access")
@@ -66,7 +67,7 @@ class HttpRequest:
         return cls(
             request.method,
             request.url.path,
-            wanted if sane else os.urandom(16).hex(),
+            wanted if sane else new_id(),
             request.body,
             request.query_params.to_dict(),
             request.headers,
@@ -207,24 +208,19 @@ def log_access(http: HttpRequest, status: int, outcome: str = "") -> None:
     Also counts the request.
     """
     http.count(status)
-    milliseconds = (time.monotonic() - http.began) * 1000
     level = logging.DEBUG if http.path in PROBES else logging.INFO
+    if not log.isEnabledFor(level):
+        return
+    milliseconds = (time.monotonic() - http.began) * 1000
     key = f" key={http.caller.key.name}" if http.caller.key else ""
     served = http.caller.served
     if key and served.model:
         key += f" tokens={served.prompt_tokens}+{served.completion_tokens}"
-    log.log(
-        level,
-        "%s %s %d %.0f ms %s%s%s",
-        http.method,
-        http.path,
-        status,
-        milliseconds,
-        http.id,
-        key,
-        f" {outcome}" if outcome else "",
-        extra={"fields": partial(_fields, http, status, outcome)},
-    )
+    behind = f" {outcome}" if outcome else ""
+    values = http.method, http.path, status, milliseconds, http.id, key, behind
+    fields = {"fields": partial(_fields, http, status, outcome)}
+    # As Logger.log does, which first looks for the line of the program that has called it.
+    log.handle(log.makeRecord(log.name, level, "", 0, LINE, values, None, extra=fields))
 
 
 def audit_entry(http: HttpRequest, status: int) -> dict[str, object]:
@@ -260,4 +256,4 @@ def _headers(http: HttpRequest) -> dict[str, str]:
     answered = {"x-model-fingerprint": http.fingerprint} if http.fingerprint else {}
     named = {"request-id": http.id} if http.shape is anthropic_shape else {}  # where its clients look for it
     left_out = {"x-ignored": as_header(http.ignored)} if http.ignored else {}
-    return CORS | {"x-request-id": http.id} | named | answered | left_out | http.caller.headers
+    return {**CORS, "x-request-id": http.id, **named, **answered, **left_out, **http.caller.headers}

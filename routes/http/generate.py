@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -129,30 +128,36 @@ async def run(
     http.ignored = reply.ignored
     request = replace(request, to_model=model.model, name=request.name or http.id)
     request = with_key(http, request, front.settings.token_log)
-    with ExitStack() as undo:
-        front.enter()
-        undo.callback(front.leave)
+    front.enter()
+    try:
         job = reply.begin(front.client, request)
-        undo.callback(job.cancel)
-        try:
-            if not front.shared.models:  # lost before the submission: it did not fail with the other jobs
-                raise RequestFailed(ENGINE_LOST)
-            await job.accepted(ACCEPTED_WITHIN)
-            http.fingerprint = job.acceptance.fingerprint
-            reply.made_by(job.acceptance.fingerprint)
-            deltas: list[RowDelta] = []
-            if not (stream or reply.slow) and await _finishes(job, deltas, front.settings.plain_seconds):
-                body = reply.whole(job, deltas)
-                if keep:
-                    await keep()
-                return json_response(http, body)
-        except TimeoutError:
-            raise ApiError(503, NO_REPLY) from None
-        except (RequestRejected, RequestFailed) as error:
-            status = front.status_of(error)
-            param = error.field or None if isinstance(error, RequestRejected) else None
-            return json_response(http, reply.error(str(error), status, param), status)
-        undo.pop_all()  # the stream leaves the front end and cancels its job when it is closed
+    except BaseException:
+        front.leave()
+        raise
+    streams = False
+    try:
+        if not front.shared.models:  # lost before the submission: it did not fail with the other jobs
+            raise RequestFailed(ENGINE_LOST)
+        await job.accepted(ACCEPTED_WITHIN)
+        http.fingerprint = job.acceptance.fingerprint
+        reply.made_by(job.acceptance.fingerprint)
+        deltas: list[RowDelta] = []
+        if not (stream or reply.slow) and await _finishes(job, deltas, front.settings.plain_seconds):
+            body = reply.whole(job, deltas)
+            if keep:
+                await keep()
+            return json_response(http, body)
+        streams = True  # which leaves the front end and cancels its job when it is closed
+    except TimeoutError:
+        raise ApiError(503, NO_REPLY) from None
+    except (RequestRejected, RequestFailed) as error:
+        status = front.status_of(error)
+        param = error.field or None if isinstance(error, RequestRejected) else None
+        return json_response(http, reply.error(str(error), status, param), status)
+    finally:
+        if not streams:
+            job.cancel()
+            front.leave()
     closed, blocking = partial(_end, front, http), partial(_wait, keep, asyncio.get_running_loop())
     pieces: JobStream = (
         EventStream(job, reply, closed, front.crowded, blocking)

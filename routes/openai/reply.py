@@ -3,9 +3,9 @@
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from uuid import uuid4
 
 from routes.http.errors import Json, openai_shape
+from routes.http.ids import new_id
 from routes.http.replies import Reply, merge_in_order
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta, TokenLogprob
@@ -20,7 +20,7 @@ class OpenAIReply(Reply):
 
     def __init__(self, prefix: str, kind: str, stream_kind: str, model_id: str, include_usage: bool) -> None:
         self._whole = {
-            "id": prefix + uuid4().hex,
+            "id": prefix + new_id(),
             "object": kind,
             "created": int(time.time()),
             "model": model_id,

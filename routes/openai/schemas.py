@@ -6,10 +6,9 @@ A top-level null means "not given", as in OpenAI's own API. Fields without effec
 
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self
-from uuid import uuid4
 
 from msgspec.structs import replace
-from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler, PrivateAttr, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema
 
 from routes.chat.fields import ChatStyleFields, Effort
@@ -18,6 +17,7 @@ from routes.chat.profiles import ALPHAS, PROFILES
 from routes.chat.shapes import ChatMessages, OfferedTool, ToolChoiceShape, shaped_as
 from routes.http import schemas
 from routes.http.errors import Json, openai_field
+from routes.http.ids import new_id
 from routes.http.priority import PriorityFields
 from routes.http.schemas import (
     INT_LIMIT,
@@ -192,20 +192,23 @@ class OpenAIBody(PriorityFields, UnavailableSamplers, GrammarFields):
     chunk_size: Annotated[Int, Field(le=INT_LIMIT)] = 1
     use_prefix_cache: bool = True  # whether states of earlier prompts' beginnings may be used
     return_token_ids: bool = False  # vLLM's: the reply has the ids of prompts and of what was drawn
-    # Of a chat, by default. What is no factory would be copied for each request.
-    _chat_alphas: tuple[float, ...] = PrivateAttr(default_factory=lambda: USUAL_ALPHAS)
+    _chat_alphas: ClassVar[tuple[float, ...]] = USUAL_ALPHAS  # of a chat, by default
 
     @classmethod
     def from_json(cls, fields: Json, profile: SamplingProfileName = "default") -> Self:
-        for name, why in cls.unavailable().items():
-            if name in fields and is_refused(name, fields[name]):
-                raise cls.field_error(name, why)
+        unavailable = cls.unavailable()
+        if not unavailable.keys().isdisjoint(fields):
+            for name, why in unavailable.items():
+                if name in fields and is_refused(name, fields[name]):
+                    raise cls.field_error(name, why)
         if found := other_name(fields, cls._own()):
             raise cls.field_error(found[0], f"this route calls it {found[1]}")
         given = {k: v for k, v in fields.items() if v is not None or k == "prompt"}
         own = PROFILES[profile]
         body = super().from_json({name: v for name, v in own.items() if name not in ALPHAS} | given)
-        body._chat_alphas = tuple(own.get(name, usual) for name, usual in CHAT_ALPHAS.items())
+        if own:  # a private attribute of pydantic's would cost every request as much as all its fields
+            alphas = tuple(own.get(name, usual) for name, usual in CHAT_ALPHAS.items())
+            object.__setattr__(body, "_chat_alphas", alphas)
         if body.stream_options and not body.stream:
             raise cls.field_error("stream_options", "this is only allowed when stream is true")
         return body
@@ -267,7 +270,7 @@ class OpenAIBody(PriorityFields, UnavailableSamplers, GrammarFields):
         own_stops = [s for s in stop_tokens if isinstance(s, str)] + self.stop
         late_stops = style.late_stops(own_stops) if style and own_stops else None
         request = GenerateRequest(
-            id=uuid4().hex,
+            id=new_id(),
             prompts=prompts,
             max_tokens=max_tokens,
             sampling=Sampling(

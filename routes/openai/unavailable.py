@@ -50,6 +50,8 @@ def is_refused(name: str, value: object) -> bool:
 
 def other_name(fields: Json, own: set[str]) -> tuple[str, str] | None:
     """A field that a route with its `own` fields calls otherwise, and how; None: there is none."""
+    if OTHER_NAMES.keys().isdisjoint(fields):
+        return None
     for name, ours in OTHER_NAMES.items():
         if name not in fields or name in own or asks_for_nothing(fields[name]):
             continue

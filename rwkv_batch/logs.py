@@ -6,7 +6,7 @@ import time
 
 
 class LineFormatter(logging.Formatter):
-    """As logging's own, but the time is written once a second, and milliseconds behind it."""
+    """Lines as logging writes them, for which the time is made once a second."""
 
     _written = 0, ""  # a second and its text
 

@@ -1,11 +1,9 @@
 """Starts the engine and the front ends, restarts what dies, drains on a signal and leaves nothing behind."""
 
-import errno
 import gc
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -28,6 +26,7 @@ from rwkv_batch.processes.cores import stay_near
 from rwkv_batch.processes.databases import Databases
 from rwkv_batch.processes.folder import SOCKET, NoFolder, runtime_folder
 from rwkv_batch.processes.limits import TooFewFiles, allow_open_files
+from rwkv_batch.processes.listening import CannotListen, probe
 from rwkv_batch.processes.pulse import Pulse
 from rwkv_batch.processes.streams import keep_streams
 from rwkv_batch.wire.host.merging import serving_of_all
@@ -505,33 +504,3 @@ def refuse(message: str) -> int:
     """Say why the server does not start; the exit code, for which nothing starts it again."""
     print(f"error: {message}", file=sys.stderr)
     return 2
-
-
-class CannotListen(Exception):
-    """The message says what to do."""
-
-
-def probe(host: str, port: int) -> None:
-    """Raise CannotListen if nobody could listen there.
-
-    Robyn would wait for an answer on the terminal instead, or share the port silently.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as listener:
-            # as the server does: connections that have ended do not count
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
-            listener.listen()
-    except OSError as error:
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        match error.errno:
-            case errno.EADDRINUSE:
-                way = "choose another --port, or stop what uses it"
-            case errno.EACCES | errno.EPERM:
-                way = "ports below 1024 are for root as a rule, so choose another --port"
-            case _:
-                way = (
-                    "let --host be an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all of them"
-                )
-        raise CannotListen(f"cannot listen on {where} ({error.strerror}); {way}") from None

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from rwkv_batch import supervisor
-from rwkv_batch.supervisor import CannotListen, probe
+from rwkv_batch.processes import listening
+from rwkv_batch.processes.listening import CannotListen, probe
 
 
 def test_an_address_of_another_machine_is_no_matter_of_the_port() -> None:
@@ -30,6 +30,6 @@ def test_a_port_for_root_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         def bind(self, address: object) -> None:
             raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(supervisor.socket, "socket", Refusing)
+    monkeypatch.setattr(listening.socket, "socket", Refusing)
     with pytest.raises(CannotListen, match=r"127\.0\.0\.1:80 \(Permission denied\); ports below 1024"):
         probe("127.0.0.1", 80)

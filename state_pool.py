@@ -21,6 +21,7 @@ from rwkv_batch.state.entries import (
     ANY,
     HIDDEN,
     NONE,
+    UNKNOWN,
     Conflict,
     Done,
     DropImages,
@@ -38,6 +39,7 @@ from rwkv_batch.state.entries import (
     StoreError,
     Tier,
     Turn,
+    Unread,
     ignore_result,
     message,
 )
@@ -441,7 +443,7 @@ class StatePool:
                 self._log.put_announced(session, turns, operations, committed)
 
         def committed(error: str | None) -> None:
-            self.images.stored([head.turn])
+            self.images.stored([head.turn], failed=bool(error) and UNKNOWN not in str(error))
             finish(error)
 
         if image is None:
@@ -474,7 +476,7 @@ class StatePool:
 
         Not on another machine, where what this server does not find may be there all the same.
         """
-        if self.store.remote:
+        if self.store.remote or isinstance(error, Unread):
             return
         if isinstance(error, RowDamaged | Damaged) and self.find(session.key) == session:
             log.error("The session %s is lost: %s", session.key.removeprefix(HIDDEN), error)

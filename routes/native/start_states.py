@@ -41,6 +41,8 @@ SUFFIXES = (
 StateName = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID), *PLAIN_ID]
 StateLayout = Literal["vk", "kv"]
 
+_left: list[str] = []  # temporary files that could not be removed
+
 
 class StateIdFields(RequestBody):
     """The body of /v1/state/delete, or its URL parameters."""
@@ -209,11 +211,14 @@ async def put(
 
 
 def _drop(file: str) -> None:
-    """A temporary file, which the reply does not depend on."""
-    try:
-        os.unlink(file)
-    except OSError as error:
-        log.error("the temporary file %s cannot be removed (%s)", file, error.strerror)
+    """Remove a temporary file. One that cannot be removed now is with the next one."""
+    files, _left[:] = [*_left, file], []
+    for each in files:
+        try:
+            os.unlink(each)
+        except OSError as error:
+            log.error("the temporary file %s cannot be removed now (%s)", each, error.strerror)
+            _left.append(each)
 
 
 def _write(data: bytes) -> str:

@@ -61,6 +61,7 @@ class BatchStore:
     def __init__(self, folder: str | Path, quota: int = 1 << 62) -> None:
         self._folder, self.quota = Path(folder), quota
         self._lock = threading.RLock()
+        self._left: list[Path] = []  # files that could not be removed
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._database = sqlite3.connect(
@@ -128,10 +129,10 @@ class BatchStore:
                     "files", file.id, file.owner, file.created, file.expires, file.bytes, _encoded(file)
                 )
         except BaseException:
-            _remove(part)
+            self._remove(part)
             with contextlib.suppress(sqlite3.Error):
                 if named and self.file(file.id) is None:
-                    _remove(place)
+                    self._remove(place)
             raise
         return file
 
@@ -161,8 +162,19 @@ class BatchStore:
             ):
                 raise FileInUse(f"{name} is the input of {batch}, which is under way; cancel that first.")
             gone = self._execute("DELETE FROM files WHERE id = ?", name).rowcount > 0
-        _remove(self.path(name))
+        self._remove(self.path(name))
         return gone
+
+    def _remove(self, path: Path) -> None:
+        """Remove a file that no row stands for. One that cannot be removed now is with the next one."""
+        with self._lock:
+            paths, self._left = [*self._left, path], []
+            for each in paths:
+                try:
+                    each.unlink(missing_ok=True)
+                except OSError as error:
+                    log.error("%s cannot be removed now (%s)", each, error.strerror)
+                    self._left.append(each)
 
     # Batches
 
@@ -286,7 +298,7 @@ class BatchStore:
             if OURS.fullmatch(path.name) and path.name not in known:
                 with contextlib.suppress(FileNotFoundError):
                     if path.stat().st_mtime < now - 86400:
-                        _remove(path)
+                        self._remove(path)
 
     # The database
 
@@ -359,14 +371,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _remove(path: Path) -> None:
-    """Remove a file that no row stands for; `expire` tries again later."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        log.error("%s cannot be removed now (%s)", path, error.strerror)
 
 
 def _encoded(record: object) -> bytes:

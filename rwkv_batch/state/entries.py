@@ -58,6 +58,10 @@ class RowDamaged(StoreError):
     """One row cannot be read."""
 
 
+class Unread(RowDamaged):
+    """The disk could not give a row or a state just now: it may be whole, and is not removed for that."""
+
+
 class NotInFile(StoreError):
     """A file cannot hold what it was asked to hold of a session."""
 
@@ -408,7 +412,7 @@ def message(error: Exception | None) -> str | None:
     """The sentence that a client gets about an error."""
     if isinstance(error, Conflict):
         return Moved(error)
-    if isinstance(error, StoreAway):
+    if isinstance(error, StoreAway | Unread):
         return Unavailable(error)
     if error is None or isinstance(error, StoreError | SnapshotError):
         return str(error) if error else None

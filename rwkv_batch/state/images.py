@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rwkv_batch.state.entries import RowDamaged
+from rwkv_batch.state.entries import RowDamaged, Unread
 
 if TYPE_CHECKING:  # the process that writes for all engines of a host runs without torch
     from torch import Tensor
@@ -56,7 +56,7 @@ def sync(images: Path) -> None:
 
 
 def read(images: Path, turn: int, pinned: bool) -> "Tensor":
-    """The file's bytes, uint8. Raises RowDamaged if there is no such file, or it cannot be read."""
+    """The bytes, uint8. Raises RowDamaged if there is no such file, and Unread if it cannot be read."""
     import torch
 
     try:
@@ -68,16 +68,24 @@ def read(images: Path, turn: int, pinned: bool) -> "Tensor":
                 if not count:
                     raise RowDamaged("The file of a state is cut short.")
                 place += count
-    except OSError as error:
+    except FileNotFoundError as error:
         raise RowDamaged(f"The file of a state cannot be read ({error.strerror}).") from error
+    except OSError as error:
+        sentence = f"The file of a state cannot be read now ({error.strerror}); send the request again."
+        raise Unread(sentence) from error
     return image
 
 
-def remove(images: Path, turns: Iterable[int]) -> None:
-    """Missing files are ignored."""
-    for turn in turns:
-        with suppress(OSError):
-            _file(images, turn).unlink()
+def remove(images: Path, turns: Iterable[int], left: list[int] | None = None) -> None:
+    """Missing files are ignored. `left`: of turns whose files could not be removed before, and now."""
+    left = [] if left is None else left
+    wanted = [*left, *turns]
+    left.clear()
+    for turn in wanted:
+        try:
+            _file(images, turn).unlink(missing_ok=True)
+        except OSError:
+            left.append(turn)
 
 
 def sweep(images: Path, known: Callable[[], set[int]]) -> None:

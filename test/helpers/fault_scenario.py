@@ -33,6 +33,7 @@ from rwkv_batch.state.entries import UNKNOWN
 PATIENCE = 40.0  # seconds for an answer: a request that has none by then hangs
 SETTLED = 20.0  # seconds until files and processes are what they were
 GREEDY = {"temperature": 0, "alpha_presence": 0, "alpha_frequency": 0, "max_tokens": 4, "stop_tokens": []}
+OVER = ("completed", "failed", "expired", "cancelled")  # statuses of batches
 CLEAR = (503, 507)  # statuses that say: not now
 REFILLED = re.compile(r"-\d+$")  # of front ends, which have another number each time
 # What a server makes for itself while it runs, and keeps.
@@ -88,6 +89,7 @@ class Scenario:
         self._shell = f'TMPDIR="{folder / "tmp"}" {shell}'
         self.sessions: dict[str, Turns] = {}  # that have been acknowledged
         self.responses: dict[str, str] = {}  # texts by id
+        self.files: dict[str, bytes] = {}  # of requests, by id
         self.doubtful: dict[
             str, tuple[Turns | None, str]
         ] = {}  # what else a session may be, and what was said
@@ -251,17 +253,13 @@ class Scenario:
         return ""
 
     def check(self) -> list[str]:
-        """What is wrong, once nothing fails any more. The sessions that steps have left are deleted."""
+        """What is wrong, once nothing fails any more. What steps have stored is deleted."""
         try:
             until(lambda: self.ready, PATIENCE)
         except AssertionError:
             return [f"the server is not ready again: {self.server.log()[-2000:]}"]
         wrong = self.check_all(self.sessions.keys() | self.doubtful.keys())
-        for key in [*self.sessions, *self.doubtful]:
-            self.forget(key)
-        for name in [*self.responses]:
-            self.http.delete(f"/v1/responses/{name}")
-            del self.responses[name]
+        self._tidy_up()
         return wrong + (self.left_behind() if self._before else [])
 
     def check_all(self, keys: set[str] | None = None) -> list[str]:
@@ -281,9 +279,43 @@ class Scenario:
             reply = self.http.get(f"/v1/responses/{name}")
             if reply.status_code != 200 or output_text(reply.json()) != text:
                 wrong.append(f"the response {name} is {reply.status_code} {reply.text[:300]}")
+        listed = [each["id"] for each in self.http.get("/v1/files").json()["data"]]
+        for name, data in self.files.items():
+            reply = self.http.get(f"/v1/files/{name}/content")
+            if name not in listed or reply.content != data:
+                wrong.append(f"the file {name} is {reply.status_code} {reply.text[:300]}")
         with (self.folder / "audit.jsonl").open("rb") as file:
             verify(file)
         return wrong
+
+    def _tidy_up(self) -> None:
+        """Remove all that steps have stored, which what they were refused may have kept them from."""
+        for key in [*self.sessions, *self.doubtful]:
+            self.forget(key)
+        for name in self.responses:
+            self.http.delete(f"/v1/responses/{name}")
+        for batch in self._listed("/v1/batches"):
+            if batch["status"] in ("validating", "in_progress", "finalizing"):
+                self.http.post(f"/v1/batches/{batch['id']}/cancel")
+        until(lambda: all(batch["status"] in OVER for batch in self._listed("/v1/batches")), PATIENCE)
+        for file in self._listed("/v1/files"):
+            self.http.delete(f"/v1/files/{file['id']}")
+        for paused in self.http.get("/v1/server/status").json()["paused_requests"]:
+            self.http.post("/v1/server/stop", json={"request_id": paused["request_id"]})
+        for glossary in self.http.get("/v2/glossaries").json()["glossaries"]:
+            self.http.delete(f"/v2/glossaries/{glossary['glossary_id']}")
+        boss = {"Authorization": f"Bearer {self.keys['boss']}"}
+        for state in self._listed("/v1/state/list"):
+            named = {"state_id": state["state_id"]}
+            self.http.request("DELETE", "/v1/state/delete", params=named, headers=boss)
+        for adapter in self._listed("/v1/adapters"):
+            named = {"adapter_id": adapter["adapter_id"]}
+            self.http.request("DELETE", "/v1/adapters", json=named, headers=boss)
+        self.responses.clear()
+        self.files.clear()
+
+    def _listed(self, path: str) -> list[dict[str, Any]]:
+        return list(self.http.get(path).json()["data"])
 
     def forget(self, key: str) -> None:
         """Delete a session, which may be gone."""
@@ -341,8 +373,8 @@ def _sentence(body: Any) -> str:
 
 def _same(found: Turns | None, turns: Turns | None) -> bool:
     """An empty completion stands for any."""
-    if not found or not turns:
-        return not found and not turns
+    if found is None or turns is None:
+        return found is turns
     return len(found) == len(turns) and all(
         text in prompt and wanted in ("", said)
         for (prompt, said), (text, wanted) in zip(found, turns, strict=True)

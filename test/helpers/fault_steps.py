@@ -94,7 +94,7 @@ def images(place: Scenario) -> None:
     place.say(keys[0], LONG)
     data = place.ask("GET", "/v1/state/export", params={"session_id": keys[0], "what": "state"}).content
     put = {"params": {"session_id": keys[0]}, "content": data}
-    place.change(keys[0], [("", "")], partial(place.ask, "POST", "/v1/state/import", **put))
+    place.change(keys[0], [], partial(place.ask, "POST", "/v1/state/import", **put))
     for text in (LONG, "What does the dog see?"):
         for key in keys:
             place.say(key, text)
@@ -170,13 +170,16 @@ def _uploaded(place: Scenario) -> tuple[str, bytes]:
     row = {"method": "POST", "url": "/v1/chat/completions", "body": EXACT | {"messages": messages}}
     data = "\n".join(json.dumps({"custom_id": f"row {number}"} | row) for number in range(2)).encode()
     form = {"data": {"purpose": "batch"}, "files": {"file": ("rows.jsonl", data)}}
-    return place.ask("POST", "/v1/files", **form).json()["id"], data
+    name = place.ask("POST", "/v1/files", **form).json()["id"]
+    place.files[name] = data
+    return name, data
 
 
 def _removed(place: Scenario, name: str, data: bytes | None) -> None:
     found = place.ask("GET", f"/v1/files/{name}/content").content
     if data is not None and found != data:
         raise Wrong(f"the file {name} is {found[:300]!r}")
+    place.files.pop(name, None)
     place.ask("DELETE", f"/v1/files/{name}")
 
 

@@ -16,6 +16,7 @@ from enum import IntEnum
 from pathlib import Path
 
 import power_cut
+from serving import until
 
 KINDS = 16
 ALWAYS = 1 << 40  # times: until it is disarmed
@@ -93,19 +94,19 @@ class Faults:
     """The page, in a file of that folder. `prefix`: calls on files whose path begins with it may fail."""
 
     def __init__(self, folder: Path, prefix: Path) -> None:
-        self._file, self._prefix = folder / "faults", prefix
+        self._file, self.prefix = folder / "faults", prefix
         self._preload, self._armed = power_cut.preloaded(folder), Call.OPEN
         self._file.write_bytes(bytes(mmap.PAGESIZE))
         with self._file.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), mmap.PAGESIZE)
-        self._page = _Page.from_buffer(self._memory)
+        self._page, self._times = _Page.from_buffer(self._memory), 0
 
     @property
     def environment(self) -> dict[str, str]:
         """Of processes whose calls fail."""
         return {
             "LD_PRELOAD": self._preload,
-            "DISK_TRACE_PREFIX": str(self._prefix),
+            "DISK_TRACE_PREFIX": str(self.prefix),
             "DISK_FAULTS": str(self._file),
         }
 
@@ -119,7 +120,7 @@ class Faults:
         """Let the call fail that comes behind `number` others of its kind on paths that hold `only`."""
         self.disarm()
         page = self._page
-        page.error, page.left, page.times, page.fired = error, number, times, 0
+        page.error, page.left, page.times, page.fired, self._times = error, number, times, 0, times
         page.process, page.only, page.path = 0, only.encode(), b""
         self._armed = page.kind = call
 
@@ -127,11 +128,12 @@ class Faults:
         """What has failed since `arm`, if anything has. Nothing fails any more."""
         page = self._page
         page.kind = 0
-        if not page.fired:
+        if page.times == self._times:
             return None
-        path = os.path.relpath(page.path.decode(errors="replace"), self._prefix)
+        until(lambda: bool(page.fired))  # a call has been chosen, which may be noting what it is
+        path = os.path.relpath(page.path.decode(errors="replace"), self.prefix)
         fault = Fault(self._armed, page.error, page.fired, page.process, path, self._caller())
-        page.fired = 0
+        page.fired, page.times = 0, self._times
         return fault
 
     @property

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rwkv_batch.engine.rows.adapters import Adapters
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.rows.rows import Refusal
+from rwkv_batch.engine.rows.rows import refusal_of_file
 from rwkv_batch.model.adapters.start_states import read_start_state
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.state.entries import StoreError, message
@@ -69,7 +69,7 @@ class StartStateCommands:
     def _stored(self, request: RequestKey, name: str, error: Exception | None) -> None:
         start = self._pool.starts.find(name)
         if isinstance(error, _NoState):
-            self._rows.reply(request, Refusal("invalid", str(error)))
+            self._rows.reply(request, refusal_of_file(error))
         elif error and not isinstance(error, StoreError):
             self._rows.reply(request, f"The start state could not be loaded ({type(error).__name__}).")
         else:

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.rows.rows import Refusal, could_not_run
+from rwkv_batch.engine.rows.rows import Refusal, could_not_run, refusal_of_file
 from rwkv_batch.engine.scheduling.row import Row, RowAdapter
 from rwkv_batch.model.adapters import reader
 from rwkv_batch.model.adapters.low_rank import low_rank
@@ -160,7 +160,7 @@ class Adapters:
                 adapter.number = self._numbers.setdefault(adapter.digest, len(self._numbers))
                 self._adapters[name] = adapter
                 self._hold(adapter)
-            done(adapter, Refusal("invalid", str(error)) if isinstance(error, CheckpointError) else error)
+            done(adapter, refusal_of_file(error) if isinstance(error, CheckpointError) else error)
 
         self._run(read, loaded)
 

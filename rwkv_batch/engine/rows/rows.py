@@ -5,6 +5,7 @@ or writes to front ends. A row's life decides when (`lives.py`, `stored_turns.py
 """
 
 from collections.abc import Callable, Iterable
+from errno import EIO, EMFILE, ENFILE, ENOMEM
 from typing import Any
 
 from rwkv_batch.engine.scheduling.counts import EngineCounts
@@ -20,6 +21,15 @@ class Refusal(ValueError):
     def __init__(self, reason: str, message: str, field: str = "") -> None:
         super().__init__(message)
         self.reason, self.field = reason, field
+
+
+def refusal_of_file(error: Exception) -> Refusal:
+    """The refusal of a file that cannot be used; "unavailable" where the system refuses it just now."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    now = isinstance(cause, OSError) and cause.errno in (EIO, EMFILE, ENFILE, ENOMEM)
+    return Refusal("unavailable" if now else "invalid", str(error))
 
 
 class Rows:

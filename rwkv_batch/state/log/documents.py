@@ -4,7 +4,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from rwkv_batch.state.entries import Done, Removed, RemoveDocuments, RowDamaged, StoreDocument, message
+from rwkv_batch.state.entries import (
+    Done,
+    Removed,
+    RemoveDocuments,
+    RowDamaged,
+    StoreDocument,
+    Unread,
+    message,
+)
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.log.protocol import CommitQueue, SessionStore
 
@@ -26,7 +34,7 @@ class Documents:
         """`done` gets the bytes, None if there is no such document, and the error."""
 
         def read(data: bytes | None, error: Exception | None) -> None:
-            if isinstance(error, RowDamaged):
+            if isinstance(error, RowDamaged) and not isinstance(error, Unread):
                 self._writer.put([RemoveDocuments([key], damaged=True)], lambda removed, error: None)
             done(data, message(error))
 

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 from typing import TypeVar
@@ -17,11 +17,14 @@ from rwkv_batch.state.entries import (
     StoreBroken,
     StoreError,
     Turn,
+    Unread,
 )
 from rwkv_batch.state.log.protocol import Wanted
 from rwkv_batch.state.sql import sqlite, tables
 
 T = TypeVar("T")
+
+LOOKED_AT = 64 << 20  # bytes of a database that the pool's thread reads to tell damage from a disk that fails
 
 
 class StoreConnection:
@@ -131,14 +134,34 @@ class StoreReads:
         return self._ask(self._reader, lambda db: tables.document_keys(db, prefix))
 
     def _ask(self, connection: StoreConnection, question: Callable[[sqlite3.Connection], T]) -> T:
+        """Raises StoreError: Unread or RowDamaged where a connection that reads finds damage."""
+        try:
+            return self._asked(connection, question)
+        except StoreBroken:  # or the disk could not read once, of which SQLite says the same
+            with suppress(StoreBroken):
+                return self._asked(connection, question)
+            if connection is self._writer:
+                raise
+            raise self._unread(connection) from None
+
+    def _asked(self, connection: StoreConnection, question: Callable[[sqlite3.Connection], T]) -> T:
         try:
             with connection.use() as db:
-                return question(db)
+                try:
+                    return question(db)
+                except sqlite3.Error:
+                    if db.in_transaction:
+                        db.rollback()
+                    raise
         except sqlite3.Error as error:
-            explained = self._explain(error)
-            if isinstance(explained, StoreBroken) and connection is not self._writer:
-                explained = RowDamaged(f"A part of the session is stored damaged ({error}).")
-            raise explained from error
+            raise self._explain(error) from error
+
+    def _unread(self, connection: StoreConnection) -> RowDamaged:
+        """What is wrong where reading finds damage twice."""
+        most = LOOKED_AT if connection is self._finder else None
+        if self.path and (why := sqlite.unreadable(self.path, most)):
+            return Unread(f"A part of the session cannot be read now ({why}); send the request again.")
+        return RowDamaged("A part of the session is stored damaged.")
 
     def _explain(self, error: sqlite3.Error) -> StoreError:
         return sqlite.explain(error, self.path or Path(":memory:"))

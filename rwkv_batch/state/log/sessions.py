@@ -19,6 +19,7 @@ from rwkv_batch.state.entries import (
     SessionAt,
     StoreError,
     Turn,
+    Unread,
 )
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.log.protocol import CommitQueue, Committed, SessionStore
@@ -155,13 +156,19 @@ class Sessions:
         return {key: change.session for key, change in changes if not key.startswith(HIDDEN)}
 
     def _stored(self, key: str) -> Session | None:
-        """A session of the database. If its row is damaged it is deleted, and lost."""
+        """A session of the database. If its row is damaged it is deleted, and lost. Raises StoreError.
+
+        Where only reading fails, the same deletion finds out whether the file is damaged, as it is made
+        anew then.
+        """
         try:
             return self._store.find_session(key)
         except RowDamaged as error:
-            log.error("The session %s is lost: %s", key.removeprefix(HIDDEN), error)
             operation = DeleteSessions([key], follows=[DAMAGED])
             self._writer.put([operation], lambda removed, error: None)
+            if isinstance(error, Unread):
+                raise
+            log.error("The session %s is lost: %s", key.removeprefix(HIDDEN), error)
             return None
 
     def _note(self, key: str, session: Session | None) -> _Change:

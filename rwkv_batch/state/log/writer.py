@@ -49,14 +49,18 @@ class GroupCommit:
         if group:
             self._commit(group)
 
-    def _commit(self, group: list[Commit], renew: bool = True) -> None:
+    def _commit(self, group: list[Commit], doubted: bool = True, renew: bool = True) -> None:
+        """doubted: where damage is found it is tried again, as it may be the disk (sqlite.unreadable)."""
         error: Exception | None = None
         outcomes: Sequence[Outcome | None] = [None] * len(group)
         try:
             outcomes = self._store.commit([commit.operations for commit in group])
         except StoreBroken as broken:
+            if doubted:
+                self._commit(group, doubted=False)
+                return
             if renew and self._renew(broken):
-                self._commit(group, renew=False)
+                self._commit(group, doubted=False, renew=False)
                 return
             error = broken
         except StoreError as failed:

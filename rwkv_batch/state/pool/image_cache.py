@@ -43,6 +43,7 @@ class ImageCache:
         self._lost: dict[int, int] = {}
         self._last_error = ""  # of the image before
         self._held: dict[int, Tensor] = {}  # by turn
+        self._left: list[int] = []  # turns whose files could not be removed; for the copying thread
         if self._folder:
             known = None if store.shared else store.image_turns
             self._writer = ImageWriter(self._folder, layout, replay_rate, known)
@@ -103,7 +104,7 @@ class ImageCache:
             else:
                 self._lost.pop(head.tokens, None)
                 self._last_error = ""
-                self._log.commit(self._put(head), lambda removed, error: self._forget([head.turn]))
+                self._log.commit(self._put(head), lambda _, error: self.stored([head.turn], bool(error)))
 
         self._writer.offer(head, image, written)
 
@@ -125,12 +126,17 @@ class ImageCache:
         for turn in removed.turns:
             self._held.pop(turn, None)
         self._forget(removed.turns)
-        if self._folder and removed.images:
-            self._copier.put(partial(images.remove, self._folder, list(removed.images)))
+        self._remove(removed.images)
 
-    def stored(self, turns: Iterable[int]) -> None:
-        """The required images of these turns are committed."""
+    def _remove(self, turns: Iterable[int]) -> None:
+        if self._folder and (turns := [*turns]):
+            self._copier.put(partial(images.remove, self._folder, turns, self._left))
+
+    def stored(self, turns: Iterable[int], failed: bool = False) -> None:
+        """The images of these turns are committed. failed: they are not, and their files go."""
         self._forget(turns)
+        if failed:
+            self._remove(turns)
 
     def close(self) -> None:
         """Write what is required and, while there is time, what waits."""
@@ -156,7 +162,7 @@ class ImageCache:
             if operations:
                 (outcome,) = self._store.commit([operations])
                 if isinstance(outcome, Removed):
-                    images.remove(self._folder, outcome.images)
+                    images.remove(self._folder, outcome.images, self._left)
         except (OSError, StoreError) as error:
             log.warning("Images of sessions cannot be stored, whose tokens are: %s", error)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from torch import Tensor
 
 from rwkv_batch.state import images
-from rwkv_batch.state.entries import Head, StoreError
+from rwkv_batch.state.entries import DiskFailed, Head, StoreError
 from rwkv_batch.state.snapshot import SnapshotLayout, seal
 
 SHARE = 0.5  # of its time, at most, the thread writes images that are not required
@@ -152,7 +152,7 @@ class ImageWriter(threading.Thread):
             if entry.required:
                 images.sync(self._images)
         except OSError as error:
-            return StoreError(
+            return DiskFailed(
                 f"A state could not be written to {self._images} ({error.strerror}); make room there."
             )
         except Exception as error:  # what waits for it must not wait for ever

@@ -21,6 +21,7 @@ from rwkv_batch.state.entries import (
     Start,
     StoreError,
     Turn,
+    Unread,
     digest,
 )
 from rwkv_batch.state.exported import Imported, What
@@ -88,7 +89,8 @@ class Resumer:
                 start.image = self._image(start, head)
             except (RowDamaged, SnapshotError) as error:
                 log.warning("An image is passed over, and tokens are fed in its place: %s", error)
-                start.unusable.append(start.turn)
+                if not isinstance(error, Unread):
+                    start.unusable.append(start.turn)
                 unusable = error
             if start.image is not None:
                 return start

@@ -1,5 +1,6 @@
 """A SQLite file as this server uses one: connections, what its errors mean, and a damaged file put aside."""
 
+import math
 import os
 import sqlite3
 from contextlib import suppress
@@ -9,6 +10,7 @@ from urllib.parse import quote
 from rwkv_batch.state.entries import DiskFailed, StoreBroken, StoreError
 
 BEGINNING = b"SQLite format 3\0"  # of every file
+READ_BYTES = 1 << 20  # at a time
 PAGE = 4096  # rows are short, and a commit writes whole pages
 
 # What SQLite reports of a file that is broken. Everything else is a matter of the disk or of rights.
@@ -94,6 +96,26 @@ def explain(error: sqlite3.Error, path: Path) -> StoreError:
     return DiskFailed(
         f"The database {path} cannot be used ({error}); see that the file and its directory can be written."
     )
+
+
+def unreadable(path: Path, most: int | None = None) -> str:
+    """Why the disk does not give all bytes of a database and of its log; empty: it does.
+
+    SQLite says that a file is damaged where the disk cannot read it (EIO), too. `most`: bytes that are read.
+    """
+    left = math.inf if most is None else most
+    for suffix in ("", "-wal"):
+        try:
+            with open(f"{path}{suffix}", "rb", buffering=0) as file:
+                while data := file.read(READ_BYTES):
+                    left -= len(data)
+                    if left < 0:
+                        return "the database may be damaged"
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
 
 
 def is_other(path: Path) -> bool:

@@ -1,0 +1,92 @@
+"""A call of the operating system fails once under a server that is in use; bench/faults.py tries all of them.
+
+Every request has an answer, what was acknowledged is there, and no open file, process or file stays.
+"""
+
+from collections.abc import Iterator
+from errno import EIO, EMFILE, ENOSPC
+
+import pytest
+from fault_scenario import Refused, Scenario, new_folder
+from fault_steps import STEPS
+from faults import Call, Faults
+from power_cut import missing
+from tools import absent
+
+# A step, the call that fails in it, with which error, on which files, and how many of these go well before.
+POINTS = (
+    ("turns", Call.WRITE, ENOSPC, "sessions.db-wal", 3),
+    ("turns", Call.PART, ENOSPC, "sessions.db-wal", 0),
+    ("turns", Call.SYNC, EIO, "sessions.db-wal", 1),
+    ("export", Call.OPEN, EMFILE, ".part", 0),  # the state of a session that is imported
+    ("export", Call.SYNC, EIO, "sessions.db.images", 0),
+    ("files", Call.OPEN, EMFILE, "batches/file-", 0),
+    ("files", Call.PART, ENOSPC, "batches/file-", 0),
+    ("files", Call.RENAME, ENOSPC, "batches/file-", 0),
+    ("files", Call.SYNC, EIO, "batches/batches.db-wal", 0),
+    ("files", Call.WRITE, ENOSPC, "batches/batches.db-wal", 0),
+    ("files", Call.READ, EIO, "batches/file-", 0),
+    ("files", Call.UNLINK, EIO, "batches/file-", 0),
+    ("start_state", Call.OPEN, EMFILE, "tmp/tmp", 0),
+    ("start_state", Call.WRITE, ENOSPC, "tmp/tmp", 0),
+    ("start_state", Call.READ, EIO, "tmp/tmp", 0),
+    ("start_state", Call.UNLINK, EIO, "tmp/tmp", 0),
+    ("chat", Call.PART, ENOSPC, "audit.jsonl", 0),
+    ("usage", Call.WRITE, ENOSPC, "usage.db-wal", 0),
+)
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
+    if reason := missing():
+        absent(reason)
+    yield Faults(tmp_path_factory.mktemp("faults"), new_folder())
+
+
+@pytest.fixture(scope="module")
+def place(faults: Faults) -> Iterator[Scenario]:
+    with Scenario(faults.prefix, shell=faults.shell) as place:
+        for name in dict.fromkeys(point[0] for point in POINTS):  # what is opened once stays open
+            assert (place.run(STEPS[name]), place.check()) == ("", [])
+        place.note()
+        yield place
+        assert not place.left_behind()
+        assert place.stop() == 0, place.server.log()
+
+
+@pytest.mark.parametrize(("step", "call", "error", "only", "number"), POINTS)
+def test_one_call_fails(
+    place: Scenario, faults: Faults, step: str, call: Call, error: int, only: str, number: int
+) -> None:
+    faults.arm(call, error, number, only)
+    said = place.run(STEPS[step])
+    fault = faults.disarm()
+    assert fault and only in fault.path, f"{step} has no such call any more: {said}"
+    if call is Call.UNLINK:  # the file is removed with the next one
+        assert place.run(STEPS[step]) == ""
+    assert place.check() == [], f"{fault}: {said}"
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_a_session_outlives_a_disk_that_cannot_be_read(place: Scenario, faults: Faults, number: int) -> None:
+    """SQLite says that the file is damaged then (EIO), which is no reason to drop what it holds."""
+    faults.arm(Call.READ, EIO, number, "sessions.db-wal")
+    assert place.run(STEPS["rewind"]) == ""
+    assert faults.disarm(), "rewind reads less by now"
+    assert place.check() == []
+
+
+def test_a_session_of_a_state_alone_outlives_a_lack_of_open_files(place: Scenario, faults: Faults) -> None:
+    """Nothing but the file of its state can bring it back."""
+    place.say("alone", "My name is Ben.")
+    data = place.ask("GET", "/v1/state/export", params={"session_id": "alone", "what": "state"}).content
+    place.ask("POST", "/v1/state/import", params={"session_id": "alone"}, content=data)
+    place.sessions["alone"] = []
+    for key in ("other", "another", "one more"):  # which take its place in memory
+        place.say(key, "My name is Eve.")
+    faults.arm(Call.OPEN, EMFILE, 0, ".state")
+    with pytest.raises(Refused, match="cannot be read now"):
+        place.say("alone", "What is my name?")
+    assert faults.disarm()
+    assert place.say("alone", "What is my name?")
+    assert place.check() == []

@@ -116,9 +116,20 @@ def new_ids(count: int) -> tuple[str, ...]:
 
 
 def turns(options: argparse.Namespace, page: Page) -> None:
-    """Sessions in turns, then the same requests without sessions, in rounds."""
+    """Sessions in turns, then the same requests without sessions, in rounds.
+
+    With --beside the same at a server with that database, in turns with the first one.
+    """
     processes = min(options.processes, *options.sessions)
-    with measured(options) as (url, _), Generators(processes) as clients:
+    with ExitStack() as stack:
+        url, _ = stack.enter_context(measured(options))
+        places = {"session turns": url}
+        if options.beside:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            flags = ["--state-db", options.beside, "--image-store", str(place)]
+            other = stack.enter_context(started([*options.app_flags, *flags], place))
+            places[f"session turns, {options.beside.partition('://')[0]}"] = other
+        clients = stack.enter_context(Generators(processes))
         page.add(
             f"{options.turns} turns of {options.tokens} tokens, {options.think:g} s between them; "
             f"{options.rounds} rounds. End: from the last event but one to the end of the stream.",
@@ -130,16 +141,18 @@ def turns(options: argparse.Namespace, page: Page) -> None:
         for count in options.sessions:
             plan = plan_for(url, count, options.turns * count, options.tokens, think=options.think)
             once = replace(plan, requests=count)  # not counted
-            answers(clients, replace(once, sessions=new_ids(count)))
-            answers(clients, once)
-            stateful, stateless = TurnFigures(), TurnFigures()
+            stateful, stateless = {name: TurnFigures() for name in places}, TurnFigures()
+            for at in places.values():
+                answers(clients, replace(once, url=at, sessions=new_ids(count)))
+                answers(clients, replace(once, url=at))
             for _ in range(options.rounds):
-                stateful.add(answers(clients, replace(plan, sessions=new_ids(count))), options.tokens)
+                for name in random.sample([*places], len(places)):
+                    asked = replace(plan, url=places[name], sessions=new_ids(count))
+                    stateful[name].add(answers(clients, asked), options.tokens)
                 stateless.add(answers(clients, plan), options.tokens)
-            page.add(
-                turn_row(f"{count} | session turns", stateful, ratio(stateful, stateless)),
-                turn_row(f"{count} | stateless", stateless, ""),
-            )
+            for name, figures in stateful.items():
+                page.add(turn_row(f"{count} | {name}", figures, ratio(figures, stateless)))
+            page.add(turn_row(f"{count} | stateless", stateless, ""))
         page.add("", busiest(clients))
 
 
@@ -488,6 +501,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
             number(command, "--history", 4000, "tokens of the session that is forked")
             number(command, "--connections", 64, "forks at a time")
     number(what["turns"], "--sessions", [16, 64, 256], "at once, one measurement each", nargs="+")
+    what["turns"].add_argument("--beside", metavar="URL", help="another database, at a server of its own")
     think = at_least(0, float)
     what["turns"].add_argument("--think", type=think, default=0.0, help="seconds between a client's turns")
     number(what["mixed"], "--streams", 128, "stateless streams that are measured")

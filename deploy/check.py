@@ -134,7 +134,7 @@ def haproxy() -> str:
 VALUES: tuple[dict[str, object], ...] = (
     {},
     {
-        "passwords": {"secret": "W"},
+        "passwords": {"secret": "W", "clusterSecret": True},
         "servers": {"gpus": 0, "storageClass": "fast", "nodeSelector": {"a": "b"}},
     },
     {"autoscaling": {"enabled": False}, "serviceMonitor": {"enabled": False}, "servers": {"max": 40}},

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 from robyn import Response
 
-from routes.http.access import demand_password
+from routes.http.access import demand_access, demand_password
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest, file_response
 from routes.http.frontend import Frontend
@@ -25,6 +25,7 @@ async def state(front: Frontend, http: HttpRequest) -> Response:
     """GET /cluster/state: the state at the end of a turn that this server has made. Raises ApiError."""
     secret = front.settings.cluster_secret
     if secret is None:
+        demand_access(front, http)
         raise ApiError(404, "This server gives no states to others; start it with --cluster-secret-file.")
     demand_password(secret, http, None, "--cluster-secret-file")
     given: Json = {name: http.parameter(name) for name in ("turn", "model") if name in http.query}

@@ -90,3 +90,17 @@ def test_a_gpu_is_asked_for_only_where_there_is_one():
             "containers"
         ]
         assert server["resources"]["limits"].get("nvidia.com/gpu") == (str(gpus) if gpus else None)
+
+
+def test_servers_give_states_to_each_other_if_there_is_a_secret_for_that():
+    def flags(**more: object) -> list[str]:
+        server = rendered(passwords={"secret": "W"} | more)["StatefulSet", "big-server"]
+        words: list[str] = server["spec"]["template"]["spec"]["containers"][0]["args"]
+        return [word for word in words if word.startswith("--cluster")]
+
+    assert flags() == []
+    secret, address = flags(clusterSecret=True)
+    assert secret == "--cluster-secret-file=/run/secrets/rwkv/cluster-secret"
+    assert address.startswith("--cluster-address=$(POD_NAME).") and address.endswith(
+        ".svc.cluster.local:8000"
+    )

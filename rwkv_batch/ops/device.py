@@ -217,15 +217,20 @@ class StepClock:
         return torch.cuda.Event(enable_timing=True)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether it says that the host or a device has no memory left."""
+    # torch has a narrower class for a GPU, but not for a CPU, nor for CUDA calls that are not its own.
+    own = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return own or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None)
+
+
 @contextmanager
 def out_of_memory_as_error(what: str, device: torch.device) -> Iterator[None]:
     """Raises DeviceError, which names `what`, when memory runs out inside."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # torch has a narrower class for a GPU, but not for a CPU, nor for CUDA calls that are not its own.
-        own = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not own and not OUT_OF_MEMORY.search(str(error)):
+        if not is_out_of_memory(error):
             raise
         raise DeviceError(
             f"{what[0].upper()}{what[1:]} do not fit into the {free_bytes(device) / 2**30:.1f} GiB of "

@@ -35,7 +35,10 @@ from rwkv_batch.wire.supervision import Serving
 
 MOST_MESSAGES = 64  # of an engine that are taken at once
 SOCKET_PAUSE = 0.05  # seconds before a socket that has failed is replaced
-CONNECTION_LOST = "The connection to the engine has failed; send the request again."
+CONNECTION_LOST = (
+    "The connection to the engine has failed. It is not known whether this has been stored; look at the "
+    "session before it is sent again."
+)
 
 log = logging.getLogger(__name__)
 
@@ -277,6 +280,7 @@ class Client:
         """`address`: where the engine listens; `name`: one that no other front end has."""
         self._jobs: dict[str, EventReader] = {}  # until their last event has arrived
         self._late: set[str] = set()  # of these, those that are cancelled and count what comes still
+        self._lasting: dict[str, ToEngine] = {}  # of these, what is sent again over another connection
         self._outbox: deque[ToEngine] = deque()
         # One event is delivered at a time. Nothing else may wait for this lock: a stream that the garbage
         # collector finds cancels its job in the thread that runs, which may hold a job's own lock.
@@ -296,9 +300,11 @@ class Client:
         self._send(request)
         return job
 
-    def send_for(self, reader: EventReader, message: ToEngine) -> None:
-        """Send a message whose events go to the reader."""
+    def send_for(self, reader: EventReader, message: ToEngine, lasts: bool = False) -> None:
+        """Send a message whose events go to the reader. lasts: also over another connection."""
         self._jobs[message.id] = reader
+        if lasts:
+            self._lasting[message.id] = message
         self._send(message)
 
     async def ask(self, command: Command) -> CommandReply:
@@ -361,6 +367,7 @@ class Client:
 
     def _forget(self, key: str) -> bool:
         self._late.discard(key)
+        self._lasting.pop(key, None)
         return self._jobs.pop(key, None) is not None
 
     def _send(self, message: ToEngine) -> None:
@@ -385,8 +392,20 @@ class Client:
                 self._use_socket(address, name)
             except Exception:
                 log.exception("the connection to the engine has failed; there is another one")
-                self.fail_all(CONNECTION_LOST)
+                self._lose_connection()
                 time.sleep(SOCKET_PAUSE)
+
+    def _lose_connection(self) -> None:
+        """What is in flight fails, or runs on another engine; what lasts is asked for again."""
+        for key, reader in list(self._jobs.items()):
+            if key in self._lasting:
+                self._send(self._lasting[key])
+                continue
+            if isinstance(reader, PendingCommand):  # which may have been carried out here
+                self._deliver([Rejected(key, "unavailable", CONNECTION_LOST)])
+            else:
+                self._deliver([Failed(key, CONNECTION_LOST, gone=True)])
+            self._send(Cancel(key))
 
     def _use_socket(self, address: str, name: bytes) -> None:
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:

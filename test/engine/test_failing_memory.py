@@ -13,7 +13,7 @@ from row_adapters import write
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.state.slots import DeviceStates
 from rwkv_batch.wire.commands import LoadAdapter
-from rwkv_batch.wire.protocol import Failed, Sampling
+from rwkv_batch.wire.protocol import Rejected, Sampling
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -74,7 +74,8 @@ def test_an_adapter_for_which_the_device_has_no_memory(
     expected = driver.say(PROMPTS[0])
     failed = fail_once(monkeypatch, TorchRunner, "load_adapter")
     refused, other = driver.add(PROMPTS[1], adapter="lora"), driver.add(PROMPTS[0])
-    assert "OutOfMemoryError" in driver.until(refused, (Failed,))[-1].message and failed
+    answer = driver.until(refused, (Rejected,))[-1]
+    assert isinstance(answer, Rejected) and answer.reason == "unavailable" and failed
     assert driver.said(other) == expected
     assert driver.say(PROMPTS[1], adapter="lora") != driver.say(PROMPTS[1])
     assert driver.engine.drained

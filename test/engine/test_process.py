@@ -10,19 +10,22 @@ from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 import zmq
 from checkpoints import tiny, write_pth
+from msgspec.structs import replace
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
+from rwkv_batch.engine.serving import process
 from rwkv_batch.engine.serving.models import Models
 from rwkv_batch.engine.serving.process import Announcer, Service, run
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.torch_runner import TorchRunner
-from rwkv_batch.wire.client import Client
+from rwkv_batch.wire.client import Client, RequestFailed
 from rwkv_batch.wire.codec import decode_events, encode
 from rwkv_batch.wire.commands import LoadModel, RemoveModel
 from rwkv_batch.wire.protocol import Failed, GenerateRequest
@@ -53,6 +56,62 @@ def test_a_message_that_is_not_understood_is_answered(tmp_path: Path, message):
     frontend.close()
     context.destroy()
     waker.close()
+
+
+@pytest.mark.parametrize("error", [zmq.Again(), zmq.ContextTerminated(), MemoryError()], ids=repr)
+@pytest.mark.parametrize("method", ["send_multipart", "recv_multipart"])
+def test_a_message_that_fails_once_is_sent_or_received_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, method: str
+) -> None:
+    """The text of the request comes whole, or it is refused; the process goes on."""
+    engine = Engine(tiny(vocab=400), device="cpu", max_rows=2, prefix_cache_mb=0)
+    control, supervisor = multiprocessing.Pipe()
+    wakeups, waker = socket.socketpair()
+    service = Service(
+        Models([engine]), None, f"ipc://{tmp_path}/engine", control, wakeups, Announcer(control, 0)
+    )
+    real, left = getattr(zmq.Socket, method), [error]
+
+    def fail(router: zmq.Socket, *arguments: Any, **options: Any) -> Any:
+        if left and router.poll(0, zmq.POLLIN if method.startswith("recv") else zmq.POLLOUT):
+            if method.startswith("recv") and isinstance(error, MemoryError):
+                left.clear()
+                monkeypatch.setattr(process, "decode_to_engine", once_without_memory(error))
+            else:
+                raise left.pop()
+        return real(router, *arguments, **options)
+
+    monkeypatch.setattr(zmq.Socket, method, fail)
+    thread = Thread(target=service.serve, daemon=True)
+    thread.start()
+    client = Client(f"ipc://{tmp_path}/engine", "frontend-1")
+    asked = GenerateRequest("a", [[5, 6]], 3, stop_ids=[], flush_tokens=1)
+    job = client.submit(asked)
+    try:
+        while not job.exhausted:
+            job.read(30)
+    except RequestFailed as refused:
+        assert "no memory" in str(refused) and isinstance(error, MemoryError)
+    assert not left
+    again = client.submit(replace(asked, id="b"))
+    while not again.exhausted:
+        assert again.read(30)
+    supervisor.send(Stop())
+    thread.join()
+    client.close()
+    waker.close()
+
+
+def once_without_memory(error: Exception) -> Callable[[bytes], Any]:
+    """In place of what decodes messages."""
+    left, real = [error], process.decode_to_engine
+
+    def decode(data: bytes) -> Any:
+        if left:
+            raise left.pop()
+        return real(data)
+
+    return decode
 
 
 class EndlessRunner(TorchRunner):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import zmq
 
-from rwkv_batch.wire.client import Client, Job, RequestFailed, RequestRejected
+from rwkv_batch.wire.client import Client, EngineGone, Job, RequestFailed, RequestRejected
 from rwkv_batch.wire.codec import decode_to_engine, encode
 from rwkv_batch.wire.commands import DeleteSession
 from rwkv_batch.wire.protocol import (
@@ -24,6 +24,7 @@ from rwkv_batch.wire.protocol import (
     Progress,
     Rejected,
     RowDelta,
+    WatchLoad,
 )
 
 REQUEST = GenerateRequest(id="one", prompts=["a", "b"], max_tokens=5)
@@ -288,14 +289,28 @@ def test_a_lost_engine_fails_every_job(wire: tuple[StubEngine, Client]):
     assert_nothing_is_in_flight(engine, client)
 
 
+class Ignored:
+    """A reader of what nobody reads."""
+
+    counts_late = False
+
+    def ends(self, event: Event) -> bool:
+        return False
+
+    def put(self, event: Event) -> None:
+        pass
+
+
 @pytest.mark.parametrize("method", ["send", "recv"])
 @pytest.mark.parametrize("error", [zmq.Again(), zmq.ContextTerminated(), MemoryError()], ids=repr)
 def test_a_socket_that_fails_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
 ) -> None:
-    """What is in flight fails and is cancelled; what comes next is answered."""
+    """What is in flight fails and is cancelled, what lasts is asked again; what comes next is answered."""
     address = f"ipc://{tmp_path}/engine"
     engine, client = StubEngine(address), Client(address, "frontend-1")
+    client.send_for(Ignored(), WatchLoad("load"), lasts=True)
+    assert isinstance(engine.receive(), WatchLoad)
     job = client.submit(REQUEST)
     assert engine.receive() == REQUEST
     real, left = getattr(zmq.Socket, method), [error]
@@ -310,12 +325,14 @@ def test_a_socket_that_fails_is_replaced(
         engine.send(Accepted("one", [1, 2]))
     else:
         client.submit(GenerateRequest(id="lost", prompts=["a"], max_tokens=1))
-    with pytest.raises(RequestFailed, match="connection to the engine"):
+    with pytest.raises(EngineGone, match="connection to the engine"):
         while not left or job.read(5) == []:
             job.read(5)
     after = client.submit(GenerateRequest(id="after", prompts=["a"], max_tokens=1))
-    while not isinstance(message := engine.receive(), GenerateRequest) or message.id != "after":
-        assert isinstance(message, Cancel | GenerateRequest)
+    received = []
+    while not received or received[-1].id != "after":
+        received.append(engine.receive())
+    assert WatchLoad("load") in received and Cancel("one") in received
     engine.send(Progress("after", [RowDelta(0, "x", 1, "length")]))
     assert [row.text for row in after.read(5)] == ["x"]
     client.close()

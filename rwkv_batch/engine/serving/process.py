@@ -50,6 +50,9 @@ from rwkv_batch.wire.supervision import (
     Stop,
 )
 
+SEND_AGAIN = 0.01  # seconds until what could not be sent is sent again
+MOST_FAILURES = 100  # of messages in a row, of which the process ends
+
 log = logging.getLogger(__name__)
 
 
@@ -175,6 +178,8 @@ class Service:
         self._poller.register(wakeups.fileno(), zmq.POLLIN)
         self._loads = LoadReports(models)
         self._stopping = False
+        self._unsent: defaultdict[bytes, list[Event]] = defaultdict(list)  # by front end
+        self._failures = 0  # of messages, in a row
 
     def serve(self) -> None:
         """Run until `Stop`. However it ends, sessions that are not stored yet are stored."""
@@ -237,6 +242,7 @@ class Service:
     def _step(self) -> None:
         """Receive what has arrived, run one step, send its events. Blocks while no model has work."""
         wait = 0.0 if self.models.busy else self._loads.due(self.models.improves_in)
+        wait = min(wait or 0.0, SEND_AGAIN) if self._unsent else wait
         ready = dict(self._poller.poll(None if wait is None else math.ceil(1000 * wait)))
         if self._control.fileno() in ready:
             self._receive_control()
@@ -275,12 +281,18 @@ class Service:
                 frontend, data = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            except zmq.ZMQError as error:
+                return self._note_failure(error)  # nothing has been taken
             try:
                 message = decode_to_engine(data)
-            except msgspec.DecodeError as error:
-                log.error("front end %s sent a message that is not understood: %s", frontend.decode(), error)
+            except (msgspec.DecodeError, MemoryError) as error:
+                log.error("front end %s sent a message that cannot be read: %r", frontend.decode(), error)
                 if identity := id_of(data):
-                    sentence = "The engine does not understand this request; restart the server."
+                    sentence = (
+                        "The engine has no memory for this request; send it again."
+                        if isinstance(error, MemoryError)
+                        else "The engine does not understand this request; restart the server."
+                    )
                     self._send([((frontend, identity), Failed(identity, sentence))])
                 continue
             self._carry_out((frontend, message.id), message)
@@ -299,13 +311,23 @@ class Service:
                 self.models.command(key, message)
 
     def _send(self, outbox: Outbox) -> None:
-        events: defaultdict[bytes, list[Event]] = defaultdict(list)
         for (frontend, _), event in outbox:
-            events[frontend].append(event)
-        for frontend, its_events in events.items():
+            self._unsent[frontend].append(event)
+        for frontend in [*self._unsent]:
             try:
-                self._router.send_multipart([frontend, encode(its_events)])
-            except zmq.ZMQError as error:
-                if error.errno != zmq.EHOSTUNREACH:
-                    raise
+                self._router.send_multipart([frontend, encode(self._unsent[frontend])])
+            except (zmq.ZMQError, MemoryError) as error:
+                if getattr(error, "errno", None) != zmq.EHOSTUNREACH:
+                    self._note_failure(error)  # it goes with what comes next
+                    continue
                 self.models.cancel_frontend(frontend)
+            else:
+                self._failures = 0
+            del self._unsent[frontend]
+
+    def _note_failure(self, error: Exception) -> None:
+        """A message could not be sent or received, which is tried again. Raises the error if it stays."""
+        self._failures += 1
+        log.error("a message could not be sent or received (%r); that is tried again", error)
+        if self._failures > MOST_FAILURES:
+            raise error

@@ -212,9 +212,11 @@ class HostWriter:
             self._send(engine, Renewed())
 
     def _send(self, engine: bytes, message: HostMessage) -> None:
-        """To one that has gone nothing is sent."""
-        with suppress(zmq.Again):
-            self._router.send_multipart([engine, encode(message)], zmq.NOBLOCK)
+        """To one that has gone nothing is sent.
+
+        An error ends the process: another one is started, and gets again what has had no outcome.
+        """
+        self._router.send_multipart([engine, encode(message)], zmq.NOBLOCK)
 
 
 def _has_ended(control: Connection) -> bool:

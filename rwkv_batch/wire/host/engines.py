@@ -83,7 +83,7 @@ class Engines:
             self.placement.serves(number, {info.model: info.slots for info in serving.models})
         if began:
             report = _LoadReader(self.placement, number)
-            self.links[number].send_for(report, WatchLoad(LOADS))
+            self.links[number].send_for(report, WatchLoad(LOADS), lasts=True)
         return self._together()
 
     def _together(self) -> Serving:

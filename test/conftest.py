@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # Folders and marked files that `make test` leaves out and `make check` has (CONTRIBUTING.md).
 THOROUGH = ("kernels", "page", "deploy")
 ENGINE_GIB = 4  # of a GPU, for each engine of servers on it
+NEEDS_GPU = re.compile(r"^pytestmark = (?:\[\*)?needs_gpu\b", re.MULTILINE)  # files without another test
 MARKED = re.compile(r"^pytestmark = pytest\.mark\.thorough$", re.MULTILINE)
 
 
@@ -82,12 +83,21 @@ def texts_of_random_models() -> Iterator[None]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """What is left out is not even imported."""
-    if not config.getoption("--quick"):
-        return None
+    """What is left out is not even imported, unless it is named."""
+    quick = config.getoption("--quick")
     if collection_path.is_dir():
-        return True if collection_path.name in THOROUGH else None
-    return True if MARKED.search(collection_path.read_text(encoding="utf-8")) else None
+        return True if quick and collection_path.name in THOROUGH else None
+    text = collection_path.read_text(encoding="utf-8")
+    if quick and MARKED.search(text):
+        return True
+    named = {Path(each.split("::")[0]).resolve() for each in config.args}
+    needless = collection_path not in named and lacks_gpu(config) and NEEDS_GPU.search(text)
+    return True if needless else None
+
+
+def lacks_gpu(config: pytest.Config) -> bool:
+    """Whether tests that need a GPU cannot run."""
+    return not (torch.cuda.is_available() or config.getoption("--emulated"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -95,7 +105,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
-    if not torch.cuda.is_available() and not config.getoption("--emulated"):
+    if lacks_gpu(config):
         leave_out_gpu(config, items)
     if config.getoption("--most-cases"):
         first, of = map(int, config.getoption("--share").split("/"))

@@ -29,7 +29,17 @@ from rwkv_batch.config import (
     is_url,
     without_adapter,
 )
-from rwkv_batch.flags import collector, finite, glossary, not_understood, number, number_or_auto, port, secret
+from rwkv_batch.flags import (
+    collector,
+    finite,
+    glossary,
+    not_understood,
+    number,
+    number_or_auto,
+    port,
+    seconds,
+    secret,
+)
 from rwkv_batch.keys.ledger import Ledger, limits_file
 from rwkv_batch.keys.records import Keyring, KeysError
 from rwkv_batch.keys.usage import UsageStore, usage_file
@@ -437,6 +447,33 @@ def command_line() -> argparse.ArgumentParser:
         "--drain-seconds",
         **number(0, most=MOST_SECONDS),
         help="how long running requests may go on after SIGTERM or Ctrl-C (default %(default)s)",
+    )
+    time: dict[str, Any] = {"type": seconds, "metavar": "SECONDS"}
+    flag(
+        "--header-timeout",
+        **time,
+        help="for the head of a request, from its first byte; then 408 (default %(default)g; 0: no limit)",
+    )
+    flag(
+        "--body-timeout",
+        **time,
+        help="between two bytes of a body, and of 500 bytes a second after so long; then 408 (default "
+        "%(default)g)",
+    )
+    flag(
+        "--keep-alive-timeout",
+        **time,
+        help="until a connection that asks for nothing is closed (default %(default)g)",
+    )
+    flag(
+        "--send-timeout",
+        **time,
+        help="in which a client reads nothing of its reply; then its request ends (default %(default)g)",
+    )
+    flag(
+        "--max-connections",
+        **positive,
+        help="of each front end; silent ones end for new ones, else these get 503 (default %(default)s)",
     )
     flag(
         "--max-body-mb",

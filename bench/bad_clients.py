@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.frontends import PATH, Host, word_of
-from bench.processes import raise_file_limit
+from rwkv_batch.processes.limits import allow_open_files
 
 PROMPT = "Hi"
 WORD = word_of(PROMPT).encode()  # each token of every answer
@@ -242,7 +242,7 @@ class BadClients:
 
 def be_bad(port: int, address: str, control: Connection) -> None:
     """One process of bad clients."""
-    raise_file_limit()
+    allow_open_files()
     BadClients(port, address).run(control)
 
 
@@ -518,7 +518,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--clients", type=int, default=200, help="of a kind, with --apart")
     options = parser.parse_args(own)
     options.flags = flags
-    raise_file_limit()
+    allow_open_files()
     system = f"Python {platform.python_version()}, Linux {platform.release()}"
     print(f"{cores} cores, {options.frontends} front ends, a step of {options.step_ms:g} ms, {system}")
     return asyncio.run(run(options))

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import queue
 import socket
+import struct
 import threading
 
 from robyn import Headers, Response
@@ -12,15 +14,21 @@ from robyn import Headers, Response
 from routes.guard.reads import Guard
 from routes.http.errors import ApiError
 from routes.http.exchange import HttpRequest, HttpResponse
-from routes.http.frontend import ABANDONED_AFTER
 from routes.http.replies import encode_json
 from routes.http.stream import JobStream
+
+AT_ONCE = struct.pack("ii", 1, 0)  # a connection ends, and what is not sent yet with it
 
 log = logging.getLogger(__name__)
 
 
-async def send_directly(guard: Guard, http: HttpRequest, reply: HttpResponse) -> HttpResponse:
-    """Write a reply in pieces to the client from a thread of its own; else return it."""
+async def send_directly(
+    guard: Guard, http: HttpRequest, reply: HttpResponse, send_timeout: float
+) -> HttpResponse:
+    """Write a reply in pieces to the client from a thread of its own; else return it.
+
+    send_timeout: seconds in which the client may read nothing of it; 0: without end.
+    """
     if isinstance(reply, Response):
         guard.release(http.note)
         return reply
@@ -44,6 +52,7 @@ async def send_directly(guard: Guard, http: HttpRequest, reply: HttpResponse) ->
         taken.put(None)
     else:
         head = "".join(f"{name}: {value}\r\n" for name, value in reply.headers.to_dict().items())
+        connection.settimeout(send_timeout or None)
         taken.put(
             (connection, f"HTTP/1.1 {reply.status_code} OK\r\nConnection: close\r\n{head}\r\n".encode())
         )
@@ -58,10 +67,12 @@ def _send(taken: queue.SimpleQueue[tuple[socket.socket, bytes] | None], stream: 
         connection, first = found
         with connection:
             try:
-                connection.settimeout(ABANDONED_AFTER)
-                connection.sendall(first)
-                for piece in stream:
-                    connection.sendall(piece)
+                for piece in itertools.chain((first,), stream):
+                    while piece:  # the time is for each part of it that goes
+                        piece = piece[connection.send(piece) :]
                 connection.shutdown(socket.SHUT_WR)
+            except TimeoutError:
+                with contextlib.suppress(OSError):
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
             except OSError:
                 log.debug("the client has left")

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import os
 import random
 import resource
@@ -12,8 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
+from routes.guard.connections import Connections
+from routes.guard.limits import FORM_ROOM, Limits
 from routes.guard.reads import Guard, Unguarded
-from routes.http.connections import Connections
 from routes.http.frontend import Frontend
 from rwkv_batch.audit import AuditError
 from rwkv_batch.chat.checkpoints import settings_for
@@ -59,12 +61,13 @@ def run(config: FrontendConfig, name: str, addresses: Sequence[str], control: Co
         del os.environ[variable]
     from routes.table import application
 
-    threading.Thread(target=_tick, args=(front,), name="tick", daemon=True).start()
+    guard = guarded(config)
+    threading.Thread(target=_tick, args=(front, guard), name="tick", daemon=True).start()
     workers = config.max_streams // (WAITING_PER_CORE // cores) + 1  # so that all streams progress together
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY:
         workers = min(workers, max(1, limit // FILES_PER_WORKER // 3))  # the rest is for connections
-    served = application(front, guarded(config), workers)
+    served = application(front, guard, workers)
     gc.freeze()  # a collection that looked through all modules would stop every stream for some 25 ms
     served.start(config.host, config.port, _check_port=False)
 
@@ -91,12 +94,28 @@ def guarded(config: FrontendConfig) -> Guard:
     """The guard of this process, before Robyn where that can be."""
     from robyn import robyn
 
-    guard = Guard(max(config.max_body, config.max_state))
+    from routes.table import takes_file
+
+    guard = Guard(limits_of(config, takes_file))
     try:
         guard.install(robyn.__file__)
     except Unguarded as error:
         log.error("%s Put a proxy in front that reads requests whole; docs/deploy.md has nginx's.", error)
     return guard
+
+
+def limits_of(config: FrontendConfig, takes_file: Callable[[str], bool]) -> Limits:
+    """What the connections of a front end may do. `takes_file`: of a path."""
+    return Limits(
+        body=config.max_body,
+        file=config.max_state + FORM_ROOM,
+        takes_file=takes_file,
+        head_seconds=config.header_timeout or math.inf,
+        body_seconds=config.body_timeout or math.inf,
+        idle_seconds=config.keep_alive_timeout or math.inf,
+        unread_seconds=config.send_timeout or math.inf,
+        connections=config.max_connections,
+    )
 
 
 def use_few_cores() -> int:
@@ -171,10 +190,10 @@ def _drain(front: Frontend, seconds: float) -> None:
     os._exit(0)
 
 
-def _tick(front: Frontend) -> None:
+def _tick(front: Frontend, guard: Guard) -> None:
     """Enter Python often, because Robyn lets go of a dropped stream then; close abandoned streams.
 
-    Connections that ask for nothing are closed too, where files are scarce.
+    Connections that take too long are ended too, and where files are scarce those that ask for nothing.
     """
     from robyn.robyn import get_version
 
@@ -184,6 +203,7 @@ def _tick(front: Frontend) -> None:
         get_version()
         try:
             front.tick()
+            guard.watch.tick()
             connections.make_room(waiting=front.busy)
         except Exception:
-            log.exception("streams that were left could not be looked for; that is tried again")
+            log.exception("streams and connections could not be looked at; that is tried again")

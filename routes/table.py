@@ -167,11 +167,11 @@ ROUTES = (
     Route("POST",       "/state/status",                        native_shape, sessions.status),
     Route("POST",       "/state/delete",                        native_shape, sessions.delete),
     Route("GET POST",   "/v1/state/export",                     native_shape, sessions.export),
-    Route("POST",       "/v1/state/import",                     native_shape, sessions.import_),
+    Route("POST",       "/v1/state/import",                     native_shape, sessions.import_, True),
     Route("POST",       "/v1/state/fork",                       native_shape, sessions.fork),
     Route("GET",        "/v1/state/history",                    native_shape, sessions.history),
     Route("POST",       "/v1/state/rewind",                     native_shape, sessions.rewind),
-    Route("POST",       "/v1/state/upload",                     native_shape, start_states.upload),
+    Route("POST",       "/v1/state/upload",                     native_shape, start_states.upload, True),
     Route("GET POST",   "/v1/state/list",                       native_shape, start_states.list_),
     Route("DELETE POST", "/v1/state/delete",                    native_shape, start_states.delete),
     Route("POST",       "/loadmodel",                           native_shape, model_files.load),
@@ -227,8 +227,8 @@ ROUTES = (
     Route("GET",        "/v1/models/:id",                       openai_shape, MODEL),
     Route("GET",        "/openai/v1/models/:id",                openai_shape, models.model),
 
-    Route("GET POST",   "/v1/files",                            openai_shape, FILES),
-    Route("GET POST",   "/openai/v1/files",                     openai_shape, FILES),
+    Route("GET POST",   "/v1/files",                            openai_shape, FILES, True),
+    Route("GET POST",   "/openai/v1/files",                     openai_shape, FILES, True),
     Route("GET DELETE", "/v1/files/:id",                        openai_shape, batch_files.one),
     Route("GET DELETE", "/openai/v1/files/:id",                 openai_shape, batch_files.one),
     Route("GET",        "/v1/files/:id/content",                openai_shape, batch_files.content),
@@ -324,7 +324,9 @@ def _endpoint(
         seen = front.seen_by(http.caller) if front.metered else front
         http.count = partial(_answered, front, http, path or _label_of(http.path))
         reply = await _reply(seen, http, handler)
-        return await send_directly(guard, http, reply) if http.note.old else reply
+        if not http.note.old:
+            return reply
+        return await send_directly(guard, http, reply, front.settings.send_timeout)
 
     return endpoint
 
@@ -379,6 +381,12 @@ async def _unknown(front: Frontend, http: HttpRequest) -> HttpResponse:
     http.shape = route.shape
     error = ApiError(405, f"{path} takes {route.methods.replace(' ', ' or ')}, not {http.method}.")
     return error_response(http, error, {"Allow": ", ".join([*route.allowed(), "OPTIONS"])})
+
+
+def takes_file(path: str) -> bool:
+    """Whether a body at that path may be as large as a file."""
+    route = _route_of(path)
+    return route is not None and route.takes_file
 
 
 def _label_of(path: str) -> str:

@@ -179,6 +179,12 @@ class FrontendConfig(ProcessConfig):
     batch_bytes: int = 10 << 30  # of all files of requests in it
     batch_days: int = 30  # until a file or batch is removed
     max_streams: int = 1024  # generation requests answered at once; more are answered 503
+    # Of a connection, in seconds; 0: without end.
+    header_timeout: float = 60.0  # for the head of a request, from its first byte on
+    body_timeout: float = 60.0  # between two bytes of a body
+    keep_alive_timeout: float = 900.0  # until the next request
+    send_timeout: float = 60.0  # in which a client reads nothing of its reply
+    max_connections: int = 16384  # of a front end
 
 
 @dataclass(frozen=True, kw_only=True)

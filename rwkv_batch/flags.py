@@ -9,6 +9,7 @@ from typing import Any
 
 from rwkv_batch.translation.glossary import GlossaryError, parse
 
+DAY = 86400  # seconds
 MOST, MOST_FLOAT = 2**31 - 1, 1e30  # that flags take where no other limit is named
 
 
@@ -46,6 +47,14 @@ def finite(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text} is not finite")
     if abs(number) > MOST_FLOAT:
         raise argparse.ArgumentTypeError(f"{text} is too large; use {MOST_FLOAT:.0e} or less")
+    return number
+
+
+def seconds(text: str) -> float:
+    """At most a day."""
+    number = finite(text)
+    if not 0 <= number <= DAY:
+        raise argparse.ArgumentTypeError(f"{text} is no time of at most {DAY} seconds; use 0 for no limit")
     return number
 
 

@@ -19,6 +19,7 @@ from routes.batches.folder import (
     seen_by,
 )
 from routes.batches.shapes import DeletedFile, FileList, FileObject
+from routes.guard.limits import FORM_ROOM
 from routes.http.access import demand_access
 from routes.http.errors import ApiError, openai_field
 from routes.http.exchange import HttpRequest, HttpResponse, file_response, json_response
@@ -27,7 +28,6 @@ from routes.http.schemas import RequestBody
 from rwkv_batch.batches.records import StoredFile
 from rwkv_batch.batches.store import BatchStore, FileInUse, QuotaExceeded, file_of
 
-FORM_ROOM = 64 << 10  # bytes of a form beside its file
 MOST_LISTED = 10_000
 SHORTEST, LONGEST = 3600, 30 * 86400  # seconds after which a file may be asked to expire
 IN_PIECES = 8 << 20  # bytes, from which on a file is sent in pieces

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 import msgspec
 
 from routes.guard.chunked import BadChunks, ChunkedBody
+from routes.guard.limits import Limits
+from routes.guard.pieces import BytePieces
 
 MAX_HEAD = 136 << 10  # bytes; Robyn answers a head of more than 128 KiB itself
 END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
 # A head with one of these, in lower case, is looked at line by line.
-UNUSUAL = (b"transfer-encoding", b"multipart/", b"\nupgrade", b" http/1.0")
+UNUSUAL = (b"transfer-encoding", b"multipart/", b"\nupgrade", b"\nexpect", b" http/1.0")
 LENGTH = b"\ncontent-length"
 REQUEST = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-~]+) HTTP/1\.([01])")
 BEGINNING = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?: [^\n]*(?:\n|$)|$)")  # of a head that is not complete
@@ -58,6 +60,11 @@ class ChangedHead:
     fields: list[tuple[bytes, bytes]]
     note: Note
 
+    @property
+    def path(self) -> str:
+        """Without what follows a question mark."""
+        return self.line.split()[1].partition(b"?")[0].decode("latin-1")
+
     def write(self, length: int, closes: bool) -> bytes:
         fields = [*self.fields, (b"content-length", b"%d" % length)]
         if closes:
@@ -68,72 +75,108 @@ class ChangedHead:
 
 
 class Inbound:
-    """One connection."""
+    """One connection. A request is held until it is whole, so that what is slow costs what has come of it."""
 
-    def __init__(self, most: int, number: int = -1, serial: int = 0) -> None:
-        """`most`: bytes that a chunked body may have. `number`, `serial`: those of the connection."""
-        self.out = bytearray()  # what Robyn has not read yet
+    def __init__(self, limits: Limits, number: int = -1, serial: int = 0) -> None:
+        """`number`, `serial`: those of the connection."""
+        self.out = BytePieces()  # what Robyn has not read yet
         self.old = False  # the last request is of HTTP/1.0
         self.waits = False  # the client sends its body when it has read "100 Continue"
-        self._most, self._number, self._serial = most, number, serial
-        self._held = bytearray()  # of what is not complete
+        self._limits, self.number, self.serial = limits, number, serial
+        self._held = bytearray()  # of a head that is not complete
         self._searched = 0  # bytes of it in which no head ends
-        self._left = 0  # bytes of a body with a length that are to come
+        self._whole: list[bytes] = []  # a request with a length, as far as it has come
+        self._left = self._length = 0  # bytes of its body that are to come, and of all of it
         self._chunks: ChunkedBody | None = None
-        self._head: ChangedHead | None = None  # to which the chunks belong
+        self._head: ChangedHead | bytes = b""  # of the body that is to come
         self.over = False  # the rest of what the client sends is of no use
 
     @property
-    def busy(self) -> bool:
-        """Whether something is held that does not come from the next read."""
-        return bool(self.out or self._chunks)
+    def part(self) -> str:
+        """What a request has begun with and not ended: "head", "body", or nothing."""
+        if self._left or self._chunks:
+            return "body"
+        return "head" if self._held else ""
+
+    @property
+    def holding(self) -> int:
+        """Bytes of what is not complete."""
+        came = self._length - self._left if self._left else 0
+        return len(self._held) + came + (len(self._chunks.body) if self._chunks else 0)
 
     def passes(self, data: bytes) -> bool:
-        """Whether Robyn may read `data` as it is; then it counts as taken."""
-        if self.out or self._held or self._chunks or self.over:
+        """Take `data`. Whether Robyn may read it as it is; else `out` has what comes of it."""
+        if self.out or self._held or self._left or self._chunks or self.over:
+            self._take(data)
             return False
-        left, at = self._left, 0
-        while left < len(data) - at:
-            at += left
+        at = 0
+        while at < len(data):
             end = data.find(b"\r\n\r\n", at) + 4
             head = data[at:end]
             if end < 4 or head.count(b"\n") != head.count(b"\r\n"):  # a head may end in LF too
-                return False
+                break
             length = _ordinary(head)
-            if length is None:
+            if length is None or length > self._limits.body or (at and end + length > len(data)):
+                break
+            if end + length > len(data):
+                self._head, self._whole, self._length, self.old = head, [data], length, False
+                self._left = end + length - len(data)
                 return False
-            at, left = end, length
-        self._left = left - (len(data) - at)
-        return True
+            at = end + length
+        else:
+            return True
+        self._take(data)
+        return False
 
-    def take(self, data: bytes) -> None:
+    def end(self) -> None:
+        """The client sends no more."""
+        if self.part != "body":
+            self._drop()
+        elif self._chunks:
+            self.refuse(400, "The body ends before its last chunk.")
+        else:
+            came = self._length - self._left
+            self.refuse(400, f"The body ends after {came} of the {self._length} bytes of Content-Length.")
+
+    def forget(self) -> None:
+        """The connection is broken; nothing of it will be read."""
+        self.out.clear()
+        self._drop()
+
+    def refuse(self, status: int, message: str) -> None:
+        """Have the route answer with an error what has begun, without its rest, and end the connection."""
+        if self.part == "body":
+            head = self._head
+            self._refuse(head if isinstance(head, ChangedHead) else _parsed(head), status, message)
+        elif self.part:
+            self._refuse(_unknown(), status, message)
+
+    def _take(self, data: bytes) -> None:
         """Add to `out` what comes of `data`."""
-        if not self.over:
+        if self._left and not self._held and len(data) <= self._left:
+            self._add(data)
+        elif not self.over:
             self._held += data
             while self._held and not self.over and self._step():
                 pass
 
-    def end(self) -> None:
-        """The client sends no more."""
-        if self._chunks and self._head and not self.over:
-            self._refuse(self._head, 400, "The body ends before its last chunk.")
-
-    def forget(self) -> None:
-        """The connection is broken; nothing of it will be read."""
-        self.over, self._chunks, self._head = True, None, None
-        self.out.clear()
-        self._held.clear()
+    def _add(self, data: bytes) -> None:
+        """More of a request with a length."""
+        self._whole.append(data)
+        self._left -= len(data)
+        if not self._left:
+            self.out.extend(self._whole)
+            self._whole, self._head = [], b""
 
     def _step(self) -> bool:
         """Take one part of what is held. Returns whether there was a whole one."""
         held = self._held
-        if self._chunks and self._head:
-            return self._collect(self._chunks, self._head)
+        if self._chunks:
+            return self._collect(self._chunks)
         if self._left:
             part = held[: self._left]
             del held[: len(part)]
-            self.out += part
-            self._left -= len(part)
+            self._add(bytes(part))
             return True
         while held and held[0] in b"\r\n":  # which may stand before a request
             del held[0]
@@ -152,34 +195,47 @@ class Inbound:
         if length is None:
             self._change(head)
         else:
-            self.out += head
-            self._left = length
+            self.old = False
+            self._begin(head, head, length)
         return True
 
-    def _collect(self, chunks: ChunkedBody, head: ChangedHead) -> bool:
+    def _collect(self, chunks: ChunkedBody) -> bool:
+        head = self._head
+        assert isinstance(head, ChangedHead)
         try:
             whole = chunks.take(self._held)
         except BadChunks as error:
             self._refuse(head, error.status, str(error))
             return False
         if whole:
-            self.out += head.write(len(chunks.body), closes=False) + chunks.body
-            self._chunks = self._head = None
+            self.out.add(head.write(len(chunks.body), closes=False), bytes(chunks.body))
+            self._chunks, self._head = None, b""
         return whole
+
+    def _begin(self, head: ChangedHead | bytes, written: bytes, length: int) -> None:
+        """Wait for a body of that length behind a head, which Robyn reads as it is written."""
+        if length > self._limits.body:
+            parsed = head if isinstance(head, ChangedHead) else _parsed(head)
+            if length > (most := self._limits.most(parsed.path)):
+                return self._refuse(parsed, 413, f"The body has {length} bytes and at most {most} are taken.")
+        if length:
+            self._head, self._whole = head, [written]
+            self._left = self._length = length
+        else:
+            self.out.add(written)
+        return None
 
     def _change(self, data: bytes) -> None:
         """Take a head that is not ordinary."""
-        lines = [line.rstrip(b"\r") for line in data.rstrip(b"\r\n").split(b"\n")]
-        request, found = REQUEST.fullmatch(lines[0]), [FIELD.fullmatch(line) for line in lines[1:]]
-        fields = [(match[1].lower(), match[2]) for match in found if match]
-        if not request or len(fields) < len(found):
+        fields = _fields(data)
+        if fields is None:
             return self._refuse(_unknown(), 400, NO_HTTP)
-        head = ChangedHead(lines[0], [f for f in fields if f[0] not in DROPPED], Note())
-        if request[1].upper() == b"CONNECT":
+        head = _parsed(data)
+        if head.line[:8].upper() == b"CONNECT ":
             return self._refuse(_unknown(), 405, "CONNECT is not served; this server is no proxy.")
-        self.old = head.note.old = request[3] == b"0"
+        self.old = head.note.old
         if self.old:
-            head.note.connection, head.note.serial = self._number, self._serial
+            head.note.connection, head.note.serial = self.number, self.serial
         for at, (name, value) in enumerate(head.fields):
             if name == b"content-type" and b"multipart/" in value.lower():
                 head.note.content_type = value.decode("latin-1")
@@ -191,28 +247,47 @@ class Inbound:
             return self._refuse(head, 501, "Transfer-Encoding takes chunked, once and alone.")
         if len(lengths) > 1 or not all(each.isdigit() and len(each) < 19 for each in lengths):
             return self._refuse(head, 400, "Content-Length must be one number.")
+        expected = _all(head.fields, b"expect")
+        self.waits = not self.old and any(each.lower() == b"100-continue" for each in expected)
+        head.fields = [field for field in head.fields if field[0] != b"expect"]
         if codings:
-            self._head, self._chunks = head, ChunkedBody(self._most)
-            expected = _all(head.fields, b"expect")
-            head.fields = [field for field in head.fields if field[0] != b"expect"]
-            self.waits = any(each.lower() == b"100-continue" for each in expected)
+            self._head, self._chunks = head, ChunkedBody(self._limits.most(head.path))
             return None
         options = b",".join(_all(fields, b"connection")).lower()
         stays = self.old and b"keep-alive" in options  # what those of HTTP/1.1 do unless they say otherwise
         if stays:
             head.fields.append((b"connection", b"keep-alive"))
-        self._left = int(lengths[0]) if lengths else 0
-        self.out += head.write(self._left, closes=b"close" in options or self.old != stays)
-        return None
+        length = int(lengths[0]) if lengths else 0
+        written = head.write(length, closes=b"close" in options or self.old != stays)
+        return self._begin(head, written, length)
 
     def _refuse(self, head: ChangedHead, status: int, message: str) -> None:
         """Have the route answer with an error, without the body, and end the connection."""
         head.note.status, head.note.message = status, message
         head.fields = [field for field in head.fields if field[0] != b"expect"]
-        self.out += head.write(0, closes=True)
-        self.over = True
-        self._chunks = self._head = None
+        self.out.add(head.write(0, closes=True))
+        self._drop()
+
+    def _drop(self) -> None:
+        """Nothing more of the client is of use."""
+        self.over, self._chunks, self._head, self._left = True, None, b"", 0
+        self._whole = []
         self._held.clear()
+
+
+def _fields(head: bytes) -> list[tuple[bytes, bytes]] | None:
+    """The fields of a head, their names in lower case; None if it is none."""
+    lines = [line.rstrip(b"\r") for line in head.rstrip(b"\r\n").split(b"\n")]
+    found = [FIELD.fullmatch(line) for line in lines[1:]]
+    fields = [(match[1].lower(), match[2]) for match in found if match]
+    return fields if REQUEST.fullmatch(lines[0]) and len(fields) == len(found) else None
+
+
+def _parsed(head: bytes) -> ChangedHead:
+    """Of a head that has fields."""
+    line = head.partition(b"\n")[0].rstrip(b"\r")
+    fields = [field for field in _fields(head) or () if field[0] not in DROPPED]
+    return ChangedHead(line, fields, Note(old=line.endswith(b"0")))
 
 
 def _ordinary(head: bytes) -> int | None:

@@ -18,10 +18,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from routes.guard.inbound import Inbound, Note
+from routes.guard.connection import Connection
+from routes.guard.inbound import Note
+from routes.guard.limits import Limits
+from routes.guard.watch import Watch
 
 MOST_THROWN = 8 << 20  # bytes at once of what follows a request that ends its connection
-ROOM = 64 << 10  # bytes that are read at once of what is not ordinary
 DROPPED_WITHIN = 5.0  # seconds; generous
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 DYNAMIC_SYMBOLS, RELOCATIONS = 11, 4  # types of sections
@@ -39,26 +41,15 @@ class Unguarded(Exception):
     """The library cannot be guarded here. The text is one sentence."""
 
 
-class Connection(Inbound):
-    """A client's connection that Robyn reads."""
-
-    own: socket.socket | None = None  # the same connection, kept while a request of HTTP/1.0 is answered
-    taken = False  # Robyn is to let go of it
-    dropped: threading.Event
-
-    def __init__(self, most: int, number: int, serial: int) -> None:
-        super().__init__(most, number, serial)
-        self.serial = serial
-
-
 class Guard:
     """One per process."""
 
-    def __init__(self, most: int) -> None:
-        """`most`: bytes that a chunked body may have."""
-        self._most = most
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._serials = itertools.count(1)
         self._connections: dict[int, Connection] = {}
+        self.watch = Watch(limits, self._connections)
+        self._listeners: set[int] = set()
         self._real_recv, self._real_accept = Recv(("recv", c)), Accept(("accept4", c))
         # What is called in place of the C library's; they must live as long as Robyn.
         self.recv, self.accept = Recv(self._read), Accept(self._accepted)
@@ -95,9 +86,16 @@ class Guard:
             own.close()
 
     def _accepted(self, listener: int, address: int, size: int, flags: int) -> int:
+        if listener not in self._listeners:
+            self._listeners.add(listener)
+            self.watch.listens(listener)
         number: int = self._real_accept(listener, address, size, flags)
         if number >= 0:
-            self._connections[number] = Connection(self._most, number, next(self._serials))
+            if self.watch.full(number):
+                self.watch.refuse(number)
+                ctypes.set_errno(errno.ECONNABORTED)
+                return -1
+            self._connections[number] = Connection(self._limits, number, next(self._serials))
         return number
 
     def _read(self, number: int, buffer: int, room: int, flags: int) -> int:
@@ -111,46 +109,52 @@ class Guard:
             ctypes.set_errno(errno.ECONNRESET)
             return -1
         if got > 0 and connection.passes(ctypes.string_at(buffer, got)):
+            connection.clock.asks()
             return got
-        return self._changed(connection, number, buffer, room, got) if got > 0 or connection.busy else got
+        if got > 0 or connection.out or connection.part:
+            return self._changed(connection, number, buffer, room, got)
+        return got
 
     def _changed(self, connection: Connection, number: int, buffer: int, room: int, got: int) -> int:
         """Fill the buffer with what is to be read in place of what the client has sent.
 
-        Robyn waits for the system to report more only when the buffer is not full. So this reads until it is,
-        or nothing more has come.
+        `got`: bytes of that which have been taken. Robyn waits for the system to report more only when the
+        buffer is not full. So this reads until it is, or nothing more has come.
         """
-        data = ctypes.string_at(buffer, got) if got > 0 else b""
-        more, thrown = ctypes.create_string_buffer(ROOM), 0
+        taken = thrown = 0
         while True:
             problem = ctypes.get_errno() if got < 0 else 0
+            if expired := connection.expired:
+                connection.expired = None
+                connection.refuse(*expired)
             if got > 0:
-                connection.take(data)
                 self._after(connection, number)
             elif got == 0:
                 connection.end()
             elif problem not in (errno.EAGAIN, errno.EINTR):
                 connection.forget()
+            taken += max(got, 0)
             thrown += got if connection.over else 0
             if got <= 0 or len(connection.out) >= room or thrown > MOST_THROWN:
                 problem = problem or errno.EAGAIN
                 break
-            got = self._real_recv(number, ctypes.addressof(more), ROOM, 0)
-            data = more.raw[:got] if got > 0 else b""
+            got = self._real_recv(number, buffer, room, 0)
+            if got > 0 and connection.passes(data := ctypes.string_at(buffer, got)):
+                connection.out.add(data)
+        if connection.clock.goes_on(connection.part, asks=len(connection.out) > 0):
+            self.watch.holds(taken)
         if connection.out:
-            part = bytes(connection.out[:room])
-            del connection.out[: len(part)]
-            ctypes.memmove(buffer, part, len(part))
-            return len(part)
+            return connection.out.move(buffer, room)
         ctypes.set_errno(problem)
         return 0 if got == 0 else -1
 
     def _after(self, connection: Connection, number: int) -> None:
         if connection.waits:
             connection.waits = False
-            with contextlib.suppress(OSError):
-                os.write(number, CONTINUE)
-        if connection.old and connection.own is None:
+            if connection.part == "body":
+                with contextlib.suppress(OSError):
+                    os.write(number, CONTINUE)
+        if connection.old and connection.own is None and not connection.part:
             with contextlib.suppress(OSError):
                 connection.own = socket.socket(fileno=os.dup(number))
 

@@ -29,10 +29,11 @@ LOADING = "The model is still loading; try again in a moment."
 ENGINE_LOST = "The engine has stopped and is being started again; try again in a moment."
 NO_REPLY = "The engine does not answer; try again in a moment."
 SHUT_DOWN = "The server is shutting down; try again in a moment."
+STOPPED = "client stopped taking"
 CUT_OFF_WITHIN = 1.0  # seconds that the last events of requests that are cut off may take
 ANSWERED_WITHIN = 60.0  # seconds; a command may have to read a state from disk behind others
 CROWD = 32  # live streams from which on events are joined
-ABANDONED_AFTER = 60.0  # seconds in which a client reads nothing of its stream
+STALLED = 10.0  # seconds after which a stream that nobody reads ends for a new one, where there is no room
 
 
 class Shared:
@@ -158,7 +159,14 @@ class Frontend:
             self.tracing.close()
 
     def enter(self) -> None:
-        """A request goes to the engine. Raises ApiError 503 when too many are in flight."""
+        """A request goes to the engine. Raises ApiError 503 when too many are in flight.
+
+        Before that, the stream ends that has been read least lately, if that is long ago.
+        """
+        if self.shared.live >= self.settings.max_streams:
+            stalled = max(self._streams(), key=JobStream.idle, default=None)
+            if stalled and stalled.idle() > STALLED:
+                stalled.close(STOPPED)
         with self.shared.changed:
             if self.shared.live >= self.settings.max_streams:
                 raise ApiError(
@@ -217,16 +225,19 @@ class Frontend:
         return self.shared.live >= CROWD
 
     def watch(self, stream: JobStream) -> None:
-        """Close `stream` once its client reads nothing for ABANDONED_AFTER seconds."""
+        """Close `stream` once its client reads nothing for `send_timeout` seconds."""
         with self.shared.changed:
             self.shared.streams.add(stream)
 
     def close_abandoned(self) -> None:
+        if most := self.settings.send_timeout:
+            for stream in self._streams():
+                if stream.idle() > most:
+                    stream.close(STOPPED)
+
+    def _streams(self) -> list[JobStream]:
         with self.shared.changed:
-            streams = list(self.shared.streams)
-        for stream in streams:
-            if stream.idle() > ABANDONED_AFTER:
-                stream.close("client stopped taking")
+            return list(self.shared.streams)
 
     def engine_lost(self, engine: int = 0) -> None:
         """That engine has died."""

@@ -17,6 +17,7 @@ class Route(NamedTuple):
     path: str
     shape: ErrorShape  # of its errors
     handler: Handler
+    takes_file: bool = False  # its body may be as large as a file
 
     def allowed(self) -> list[str]:
         """The methods; where there is GET, HEAD too."""

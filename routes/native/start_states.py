@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, field_validator
 from robyn import Response
 
 from routes.chat.fields import TemplateKwargs
+from routes.guard.limits import FORM_ROOM
 from routes.http.access import authorized_json, demand_access
 from routes.http.admin import admin_json, file_inside
 from routes.http.errors import ApiError, Json
@@ -32,7 +33,6 @@ from rwkv_batch.wire.protocol import StartStateInfo
 log = logging.getLogger(__name__)
 
 HEAD_SIZE = 64
-FORM_ROOM = 1 << 20  # bytes that a form may have beside its file
 SUFFIXES = (
     ".pth",
     ".safetensors",

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from routes.http.connections import ASKED_NOTHING, SILENT, WAITING, silence
+from routes.guard.connections import ASKED_NOTHING, SILENT, WAITING, silence
 
 
 def info(sent: float, received: float, bytes_received: int, segments_sent: int, unsent: int = 0) -> bytes:

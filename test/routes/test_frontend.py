@@ -16,6 +16,7 @@ import pytest
 from fake_engine import INFO
 from frontend_process import FrontendProcess
 from native_calls import V1
+from serving import until
 
 from rwkv_batch.wire.supervision import Drain, EngineLost, Serving, Stalled
 
@@ -131,7 +132,7 @@ def test_a_client_that_stops_reading_frees_its_rows():
         }
     ).encode()
     with (
-        FrontendProcess(patches={"routes.http.frontend.ABANDONED_AFTER": 0.5}) as process,
+        FrontendProcess(send_timeout=0.5) as process,
         socket.create_connection(("127.0.0.1", process.port)) as client,
     ):
         client.sendall(
@@ -179,6 +180,24 @@ def test_too_many_at_once():
             ids = {r.id for r in process.engine.requests}
         assert process.engine.wait_for(lambda: ids <= set(process.engine.cancelled), 5)
         assert process.http.get("/health").status_code == 200
+
+
+def test_a_stream_that_nobody_reads_leaves_room_for_another():
+    flood = {
+        "contents": ["flood" + "x" * (1 << 20)],
+        "stream": True,
+        "chunk_size": 1 << 16,
+        "max_tokens": 1 << 30,
+    }
+    with (
+        FrontendProcess(max_streams=2, patches={"routes.http.frontend.STALLED": 0.3}) as process,
+        streaming(process, "hang") as read,
+        process.client().stream("POST", V1, json=flood) as unread,
+    ):
+        next(read)
+        until(lambda: post(process, "a").status_code == 200)
+        assert process.engine.cancelled == [process.engine.request(flood["contents"][0]).id]
+        assert next(read) is not None and unread.status_code == 200
 
 
 def test_many_streams_at_once_all_end(server):

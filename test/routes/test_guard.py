@@ -19,21 +19,21 @@ from frontend_process import PASSWORD, FrontendProcess
 from odd_requests import chunked, request, sized
 
 from routes.guard.inbound import NOTE, Inbound
+from routes.guard.limits import Limits
 from routes.guard.reads import Guard, Unguarded
 from routes.http.contents import decode, read_form
 from routes.http.errors import ApiError
 
-MOST = 1 << 20
+LIMITS = Limits(body=1 << 20)
 
 
 def read(*parts: bytes) -> bytes:
     """What is read of a connection on which `parts` come one after the other."""
-    inbound, got = Inbound(MOST), b""
+    inbound, got = Inbound(LIMITS), b""
     for part in parts:
         if inbound.passes(part):
             got += part
         else:
-            inbound.take(part)
             got += bytes(inbound.out)
             inbound.out.clear()
     return got
@@ -50,9 +50,9 @@ ORDINARY = (
 
 @pytest.mark.parametrize("data", ORDINARY, ids=range(len(ORDINARY)))
 def test_ordinary_requests_are_read_as_they_are(data: bytes):
-    assert Inbound(MOST).passes(data)
-    inbound = Inbound(MOST)
-    assert inbound.passes(data * 3) and not inbound.busy
+    assert Inbound(LIMITS).passes(data)
+    inbound = Inbound(LIMITS)
+    assert inbound.passes(data * 3) and not inbound.part
     assert read(*(data[i : i + 1] for i in range(len(data)))) == data
     with_lf = data.replace(b"\r\n", b"\n", data.partition(b"\r\n\r\n")[0].count(b"\r\n") + 2)
     assert read(with_lf) == with_lf
@@ -61,8 +61,10 @@ def test_ordinary_requests_are_read_as_they_are(data: bytes):
 def test_a_head_in_a_body_is_no_head():
     """Else a request could be read that the client has not sent."""
     hidden = request(b"0\r\n\r\n", b"Transfer-Encoding: chunked")
-    inbound = Inbound(MOST)
-    assert inbound.passes(sized(hidden)[:-1]) and inbound.passes(b"\n")
+    inbound = Inbound(LIMITS)
+    assert not inbound.passes(sized(hidden)[:-1]) and not inbound.out
+    assert not inbound.passes(b"\n") and bytes(inbound.out) == sized(hidden)
+    inbound.out.clear()
     assert not inbound.passes(hidden)
 
 
@@ -232,11 +234,11 @@ def test_what_is_no_form_has_no_parts():
 class Sockets:
     """Two ends of a connection, one of which is accepted and read through a guard."""
 
-    def __init__(self) -> None:
-        self.guard = Guard(MOST)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.client = socket.create_connection(listener.getsockname())
-            self.server = socket.socket(fileno=self.guard.accept(listener.fileno(), None, None, 0))
+    def __init__(self, guard: Guard, listener: socket.socket) -> None:
+        self.guard = guard
+        self.client = socket.create_connection(listener.getsockname())
+        self.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.server = socket.socket(fileno=guard.accept(listener.fileno(), None, None, 0))
         self.server.setblocking(False)
 
     def read(self, room: int = 4096) -> bytes | int:
@@ -251,13 +253,22 @@ class Sockets:
         select.select([self.server], [], [])
         return self.read()
 
+    def close(self) -> None:
+        self.client.close()
+        self.server.close()
+
 
 @pytest.fixture
-def sockets() -> Iterator[Sockets]:
-    both = Sockets()
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.fixture
+def sockets(listener: socket.socket) -> Iterator[Sockets]:
+    both = Sockets(Guard(LIMITS), listener)
     yield both
-    both.client.close()
-    both.server.close()
+    both.close()
 
 
 def test_a_read_is_short_only_when_nothing_more_has_come(sockets: Sockets):
@@ -305,8 +316,24 @@ def test_nothing_is_read_of_a_broken_connection(sockets: Sockets):
     assert sockets.read() == b"", "no error for the half of a request"
 
 
+def test_the_slowest_body_ends_where_all_together_are_too_much(listener: socket.socket):
+    guard, whole = Guard(Limits(body=100_000)), sized(b"x" * 100_000)
+    slow, *others = (Sockets(guard, listener) for _ in range(5))
+    for each, left in ((slow, 50_000), *((other, 1000) for other in others)):
+        for at in range(0, len(whole) - left, 4000):
+            each.client.sendall(whole[at : min(at + 4000, len(whole) - left)])
+            assert each.arrived() == errno.EAGAIN
+    for each in others:
+        each.client.sendall(whole[-1000:])
+    assert b'"status":503' in slow.arrived()
+    for each in others:
+        assert each.arrived() == whole[:4096]
+    for each in (slow, *others):
+        each.close()
+
+
 def test_a_library_that_cannot_be_guarded_is_named(tmp_path: Path):
     file = tmp_path / "robyn.so"
     file.write_bytes(b"no library")
     with pytest.raises(Unguarded, match=r"robyn\.so"):
-        Guard(MOST).install(str(file))
+        Guard(LIMITS).install(str(file))

@@ -1,0 +1,212 @@
+"""Connections that take too long, or too much, are found and ended here; Robyn itself waits for ever.
+
+A look at all of them about once a second finds requests that do not end. Of connections on which none has
+begun the system is asked (tcp_info), seldom: replies do not pass through the guard, and cost nothing here.
+"""
+
+import os
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+from typing import NamedTuple
+
+from routes.guard.connection import Connection
+from routes.guard.limits import Limits
+
+UNSENT = 128 << 10  # bytes of a reply that the system keeps beside those on their way
+DONE = 5.0  # seconds of silence after which a reply is over; else it sends a byte four times a second
+SLACK = 0.05  # seconds by which the times of the system and these may differ
+SILENT = 4.0  # seconds without a byte after which a connection may end to make room
+ROOM = 16  # for so large a part of all
+CROWDED = 0.25  # seconds until room is made again
+LATE = "The {} of the request took too long to come."
+SLOWEST = "Too many bodies are being sent at once, and this one is the slowest; try again in a moment."
+REFUSAL = b'{"error": "The server has as many connections as it takes; try again in a moment."}'
+REFUSED = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 2\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(REFUSAL), REFUSAL)
+)
+LINGER = struct.pack("ii", 1, 0)  # what is not sent yet is dropped
+
+# struct tcp_info of linux/tcp.h: milliseconds since the last data, bytes, segments
+_INFO_BYTES = 160
+_UNACKED, _SENT_AGO, _RECEIVED_AGO = 24, 44, 52
+_ACKED, _UNSENT, _SEGMENTS_SENT = 120, 144, 156
+
+
+class Traffic(NamedTuple):
+    """What the system knows of a connection."""
+
+    sent_ago: float  # seconds since data was sent
+    silent: float  # and since any went either way
+    unread: bool  # something that was sent has not arrived
+    acked: int  # bytes that have
+    replied: bool  # anything was sent
+
+
+class Watch:
+    """One per process."""
+
+    def __init__(self, limits: Limits, connections: dict[int, Connection]) -> None:
+        """connections: by the numbers of their files. Those that have ended are there too."""
+        self._limits, self._connections = limits, connections
+        self._ports: set[int] = set()  # where connections are accepted
+        self._looking = threading.Lock()
+        self._next_look = self._next_room = 0.0
+        self._held = 0  # bytes of bodies that are not complete
+        self._gone = 0  # of the connections
+
+    def listens(self, number: int) -> None:
+        """Connections of that socket are watched, and keep little that is not sent."""
+        with suppress(OSError), _copy(number) as listener:
+            self._ports.add(listener.getsockname()[1])
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)  # which they inherit
+
+    def tick(self) -> None:
+        """Called ten times a second."""
+        if time.monotonic() >= self._next_look:
+            self.look()
+
+    def holds(self, more: int) -> None:
+        """So many bytes of a body have come."""
+        self._held += more
+        if self._held > self._limits.held:
+            self.look()
+
+    def look(self) -> None:
+        """End what takes too long."""
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            now = time.monotonic()
+            self._next_look = now + self._limits.every
+            bodies = []
+            for connection in list(self._connections.values()):
+                clock = connection.clock
+                if not clock.part:
+                    if now >= clock.due and not clock.gone:
+                        self._ask(connection, now)
+                elif not connection.expired:
+                    if self._is_late(connection, now):
+                        self._expire(connection, 408, LATE.format(clock.part))
+                    elif clock.part == "body":
+                        bodies.append(connection)
+            self._held = sum(each.holding for each in bodies)
+            if self._held > self._limits.held:
+                self._shed(bodies, now)
+        finally:
+            self._looking.release()
+
+    def full(self, number: int) -> bool:
+        """Whether there is no room for a new connection with that number, even if others are ended for it."""
+        if before := self._connections.get(number):
+            self._gone -= before.clock.gone
+            return False
+        if len(self._connections) - self._gone < self._limits.connections:
+            return False
+        if (now := time.monotonic()) >= self._next_room:
+            self._next_room = now + CROWDED
+            self._make_room(now)
+        return len(self._connections) - self._gone >= self._limits.connections
+
+    def refuse(self, number: int) -> None:
+        """Answer a new connection, and close it."""
+        with suppress(OSError), socket.socket(fileno=number) as connection:
+            connection.send(REFUSED)
+
+    def _is_late(self, connection: Connection, now: float) -> bool:
+        clock, limits = connection.clock, self._limits
+        if clock.part == "head":
+            return now - clock.began > limits.head_seconds
+        return now - clock.seen > limits.body_seconds or limits.lasts(connection.holding, now - clock.began)
+
+    def _expire(self, connection: Connection, status: int, message: str) -> None:
+        """Have what has begun answered so: Robyn reads an end, in place of which the guard gives it this."""
+        connection.expired = status, message
+        with suppress(OSError), _copy(connection.number) as copy:
+            if self._traffic(copy):
+                copy.shutdown(socket.SHUT_RD)
+                return
+        connection.clock.gone = True
+        connection.forget()
+
+    def _shed(self, bodies: list[Connection], now: float) -> None:
+        """End the slowest bodies until the others have room."""
+        bodies.sort(key=lambda each: each.holding / (1.0 + now - each.clock.began))
+        for each in bodies:
+            if self._held <= self._limits.held:
+                return
+            self._held -= each.holding
+            self._expire(each, 503, SLOWEST)
+
+    def _ask(self, connection: Connection, now: float) -> None:
+        """Look at a connection on which no request has begun."""
+        clock, limits = connection.clock, self._limits
+        clock.due = now + limits.soon
+        with suppress(OSError), _copy(connection.number) as copy:
+            if (traffic := self._traffic(copy)) is None:
+                clock.gone = True
+            elif traffic.unread:
+                if traffic.acked != clock.acked:
+                    clock.acked, clock.moved = traffic.acked, now
+                elif now - clock.moved >= limits.unread_seconds:
+                    copy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER)
+                    copy.shutdown(socket.SHUT_RDWR)
+            elif _is_idle(connection, traffic, now):
+                if traffic.silent >= limits.idle_seconds:
+                    copy.shutdown(socket.SHUT_RD)
+                elif traffic.silent >= DONE or not clock.asked:
+                    clock.due = now + limits.idle_seconds - traffic.silent
+            return
+        clock.gone = True
+
+    def _make_room(self, now: float) -> None:
+        """End connections on which nothing happens, and count those that have ended."""
+        silent: list[tuple[float, Connection]] = []
+        self._gone = 0
+        for connection in list(self._connections.values()):
+            clock, traffic = connection.clock, None
+            with suppress(OSError), _copy(connection.number) as copy:
+                traffic = self._traffic(copy)
+            clock.gone = clock.gone or traffic is None
+            self._gone += clock.gone
+            if traffic is None or clock.gone or traffic.unread or traffic.silent < SILENT:
+                continue
+            if clock.part or _is_idle(connection, traffic, now):
+                silent.append((traffic.silent, connection))
+        silent.sort(key=lambda each: -each[0])
+        for _, connection in silent[: 1 + self._limits.connections // ROOM]:
+            connection.clock.gone = True
+            self._gone += 1
+            if connection.clock.part:
+                self._expire(connection, 408, LATE.format(connection.clock.part))
+                continue
+            with suppress(OSError), _copy(connection.number) as copy:
+                copy.shutdown(socket.SHUT_RD)
+
+    def _traffic(self, copy: socket.socket) -> Traffic | None:
+        """None if it is no connection that was accepted here, or one that has ended."""
+        if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.getsockname()[1] not in self._ports:
+            return None
+        copy.getpeername()
+        info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        unacked, sent_ago, received_ago, unsent, segments = (
+            struct.unpack_from("=I", info, place)[0]
+            for place in (_UNACKED, _SENT_AGO, _RECEIVED_AGO, _UNSENT, _SEGMENTS_SENT)
+        )
+        (acked,) = struct.unpack_from("=Q", info, _ACKED)
+        sent, received = sent_ago / 1000, received_ago / 1000
+        return Traffic(sent, min(sent, received), bool(unacked or unsent), acked, segments > 0)
+
+
+def _is_idle(connection: Connection, traffic: Traffic, now: float) -> bool:
+    """Whether it waits for no reply, if everything has been read."""
+    asked = connection.clock.asked
+    return not asked or (traffic.replied and now - traffic.sent_ago >= asked - SLACK)
+
+
+def _copy(number: int) -> socket.socket:
+    """That of a socket, which stays what it is while others close theirs. Raises OSError."""
+    return socket.socket(fileno=os.dup(number))

@@ -9,6 +9,7 @@ import msgspec
 
 from routes.http.errors import ApiError, ErrorShape, Json, native_shape
 from rwkv_batch.wire.client import Job, Wire
+from rwkv_batch.wire.deltas import merge
 from rwkv_batch.wire.protocol import GenerateRequest, RowDelta
 
 ENDS_OF_LINES = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
@@ -34,35 +35,6 @@ def timestamp(seconds: float | None = None) -> str:
     """Now, or that many seconds since 1970, as RFC 3339 writes it."""
     when = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return when.isoformat().replace("+00:00", "Z")
-
-
-def merge(deltas: list[RowDelta]) -> list[RowDelta]:
-    """One delta per row, which holds all of the row's deltas; rows in the order of their first delta."""
-    rows: dict[int, list[RowDelta]] = {}
-    for delta in deltas:
-        if (its := rows.get(delta.row)) is None:
-            rows[delta.row] = [delta]
-        else:
-            its.append(delta)
-    return [_joined(its) for its in rows.values()]
-
-
-def _joined(deltas: list[RowDelta]) -> RowDelta:
-    """One that holds all of them, which are of one row."""
-    if len(deltas) == 1:
-        return deltas[0]
-    last = deltas[-1]
-    return RowDelta(
-        last.row,
-        "".join([delta.text for delta in deltas]),
-        sum([delta.tokens for delta in deltas]),
-        last.finish_reason,
-        [each for delta in deltas for each in delta.logprobs],
-        last.stop,
-        [each for delta in deltas for each in delta.ids],
-        [each for delta in deltas for each in delta.prompt],
-        last.error,
-    )
 
 
 def merge_in_order(deltas: list[RowDelta]) -> list[RowDelta]:

@@ -10,8 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from routes.http.errors import Json
-from routes.http.replies import Reply, encode_json, merge
+from routes.http.replies import Reply, encode_json
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
+from rwkv_batch.wire.deltas import merge
 from rwkv_batch.wire.protocol import RowDelta
 
 HEARTBEAT_EVERY = 0.25  # seconds of silence after which a byte is sent; a write shows that a client has left

@@ -6,11 +6,12 @@ from msgspec.structs import replace
 
 from routes.http.errors import Json, openai_shape
 from routes.http.generate import Prepared
-from routes.http.replies import Reply, merge
+from routes.http.replies import Reply
 from routes.llama_cpp.schemas import InfillBody
 from routes.openai.chat import DEFAULT_MAX_TOKENS
 from rwkv_batch.chat.templates import fill_in_the_middle
 from rwkv_batch.wire.client import Job
+from rwkv_batch.wire.deltas import merge
 from rwkv_batch.wire.protocol import RowDelta
 
 

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from routes.http.errors import ApiError, ErrorShape, Json
-from routes.http.replies import Reply, merge
+from routes.http.replies import Reply
 from rwkv_batch.translation.translator import PromptRow, Translated, Translator
 from rwkv_batch.wire.client import Job, RequestFailed, Wire
+from rwkv_batch.wire.deltas import merge
 from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, Sampling
 
 END_OF_TEXT = 0  # a token id

@@ -20,6 +20,7 @@ import zmq
 
 from rwkv_batch.wire.codec import ToEngine, decode_events, encode
 from rwkv_batch.wire.commands import Command
+from rwkv_batch.wire.deltas import merge, size
 from rwkv_batch.wire.protocol import (
     Accepted,
     Cancel,
@@ -34,6 +35,10 @@ from rwkv_batch.wire.protocol import (
 from rwkv_batch.wire.supervision import Serving
 
 MOST_MESSAGES = 64  # of an engine that are taken at once
+# Deltas that nobody has read, from which on they are merged: so many, and so many of each row.
+MANY, MANY_OF_A_ROW = 512, 64
+MOST_UNREAD = 8 << 20  # bytes of such
+BEHIND = "The reply was read too slowly, and too much of it was waiting."
 SOCKET_PAUSE = 0.05  # seconds before a socket that has failed is replaced
 CONNECTION_LOST = (
     "The connection to the engine has failed. It is not known whether this has been stored; look at the "
@@ -114,19 +119,32 @@ class Job:
 
     def put(self, event: Event) -> None:
         """Called by the client's thread."""
+        behind = False
         with self._arrived:
             if isinstance(event, Progress):
                 if not self._deltas:  # else who waits has been notified
                     self._arrived.notify()
                 self._progress(event.rows)
+                if len(self._deltas) >= MANY + MANY_OF_A_ROW * self.rows:
+                    behind = self._shorten()
             elif isinstance(event, Accepted):
                 self.acceptance = event
             elif isinstance(event, Rejected | Failed):
                 self._error = event
                 self._arrived.notify()
             wake, self._wake = self._wake, None
+        if behind:
+            self.cancel()
         if wake:
             wake()
+
+    def _shorten(self) -> bool:
+        """Keep little of what nobody reads. Whether it is too much, and the request ends."""
+        self._deltas = merge(self._deltas)
+        behind = size(self._deltas) > MOST_UNREAD and bool(self._running_rows) and not self._error
+        if behind:
+            self._error = Failed(self.request.id, BEHIND)
+        return behind
 
     def _progress(self, rows: list[RowDelta]) -> None:
         if ended := [d for d in rows if d.finish_reason]:

@@ -258,6 +258,45 @@ def test_messages_that_arrive_together_are_taken_in_their_order(wire: tuple[Stub
     assert_nothing_is_in_flight(engine, client)
 
 
+LITTLE, MUCH = 4000, 600  # deltas
+
+
+def test_what_nobody_reads_becomes_one_delta_a_row(wire: tuple[StubEngine, Client]):
+    engine, client = wire
+    job = client.submit(REQUEST)
+    engine.receive()
+    engine.send(Accepted("one", [1, 1]))
+    for first in range(0, LITTLE, 20):  # as ZeroMQ does not take so many messages here
+        numbers = range(first, first + 20)
+        engine.send(*(Progress("one", [RowDelta(r, f"{n},", 1, ids=[n]) for r in range(2)]) for n in numbers))
+    engine.send(Progress("one", [RowDelta(row, "", 0, "length") for row in range(2)]))
+    behind = client.submit(GenerateRequest(id="behind", prompts=["c"], max_tokens=1))
+    engine.receive()
+    engine.send(Accepted("behind", [1]))
+    asyncio.run(behind.accepted(5))  # so all before it has arrived
+    deltas = job.read(5)
+    assert len(deltas) < LITTLE / 2 and job.exhausted
+    for row in range(2):
+        its = [delta for delta in deltas if delta.row == row]
+        assert "".join(delta.text for delta in its) == "".join(f"{number}," for number in range(LITTLE))
+        assert [each for delta in its for each in delta.ids] == [*range(LITTLE)]
+        assert sum(delta.tokens for delta in its) == LITTLE and its[-1].finish_reason == "length"
+
+
+def test_a_reader_that_is_far_behind_ends_the_request(wire: tuple[StubEngine, Client]):
+    engine, client = wire
+    job = client.submit(GenerateRequest(id="one", prompts=["a"], max_tokens=1 << 30))
+    engine.receive()
+    engine.send(Accepted("one", [1]))
+    for _ in range(MUCH):
+        engine.send(Progress("one", [RowDelta(0, "x" * 20_000, 1)]))
+    assert engine.receive() == Cancel("one")
+    assert len(job.read(5)) == 1
+    with pytest.raises(RequestFailed, match="too slowly"):
+        job.read(5)
+    assert_nothing_is_in_flight(engine, client)
+
+
 def test_waiting_ends_in_time(wire: tuple[StubEngine, Client]):
     _, _, job = submitted(wire)
     assert asyncio.run(job.read_async(0.01)) == []

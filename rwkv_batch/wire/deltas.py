@@ -1,0 +1,48 @@
+"""Several deltas of a row as one."""
+
+from collections.abc import Sequence
+
+from rwkv_batch.wire.protocol import RowDelta, TokenLogprob
+
+ID, LOGPROB = 8, 100  # bytes that one takes in a list, about
+
+
+def merge(deltas: list[RowDelta]) -> list[RowDelta]:
+    """One delta per row, which holds all of the row's deltas; rows in the order of their first delta."""
+    rows: dict[int, list[RowDelta]] = {}
+    for delta in deltas:
+        if (its := rows.get(delta.row)) is None:
+            rows[delta.row] = [delta]
+        else:
+            its.append(delta)
+    return [_joined(its) for its in rows.values()]
+
+
+def size(deltas: Sequence[RowDelta]) -> int:
+    """About how many bytes of memory they take."""
+    return sum(
+        len(delta.text) + ID * len(delta.ids) + LOGPROB * (_values(delta.logprobs) + _values(delta.prompt))
+        for delta in deltas
+    )
+
+
+def _values(logprobs: list[TokenLogprob]) -> int:
+    return sum([1 + len(each.top) for each in logprobs])
+
+
+def _joined(deltas: list[RowDelta]) -> RowDelta:
+    """One that holds all of them, which are of one row."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
+    return RowDelta(
+        last.row,
+        "".join([delta.text for delta in deltas]),
+        sum([delta.tokens for delta in deltas]),
+        last.finish_reason,
+        [each for delta in deltas for each in delta.logprobs],
+        last.stop,
+        [each for delta in deltas for each in delta.ids],
+        [each for delta in deltas for each in delta.prompt],
+        last.error,
+    )

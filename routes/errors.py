@@ -19,7 +19,7 @@ def disk_error(error: Exception) -> ApiError | None:
     """What a client gets where the disk refuses something, which may be otherwise soon (503)."""
     if isinstance(error, OSError) and error.errno in OF_THE_DISK:
         reason = os.strerror(error.errno)
-    elif isinstance(error, sqlite3.OperationalError):
+    elif type(error) in (sqlite3.OperationalError, sqlite3.DatabaseError):  # the latter: EIO, too
         reason = str(error)
     else:
         return None

@@ -122,8 +122,9 @@ async def stored(front: Frontend, http: HttpRequest) -> Response:
     response_id = _authorized_id(front, http)
     if http.method == "DELETE":
         key = state_key(response_id)
-        found = [reply.found async for _, reply in front.ask_each(RemoveDocument("", key))]
-        found += [reply.found async for _, reply in front.ask_each(DeleteSession("", key))]
+        # What is found by its id goes last: a deletion that fails before can be asked for again.
+        found = [reply.found async for _, reply in front.ask_each(DeleteSession("", key))]
+        found += [reply.found async for _, reply in front.ask_each(RemoveDocument("", key))]
         if not any(found):
             raise _not_found(response_id)
         gone: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}

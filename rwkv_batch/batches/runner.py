@@ -174,7 +174,7 @@ class BatchRunner:
         try:
             with open(self._store.path(batch.input_file), "rb") as lines:
                 return check(lines, batch.endpoint)
-        except OSError:
+        except FileNotFoundError:
             return 0, [LineError("missing_file", f"The file {batch.input_file} is not there any more.")]
 
     async def _rows(self, batch: BatchRecord) -> None:

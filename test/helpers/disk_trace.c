@@ -417,8 +417,12 @@ int connect(int fd, const struct sockaddr* to, socklen_t size) {
     return result;
 }
 
+/* As of a connection that has been lost: nothing comes from it any more. */
 static int connection_fails(int kind, int fd) {
-    return faults && is(fd, CONNECTED) && fails(kind, "PostgreSQL", fd);
+    if (!faults || !is(fd, CONNECTED) || !fails(kind, "PostgreSQL", fd)) return 0;
+    syscall(SYS_shutdown, fd, SHUT_RDWR);
+    errno = faults->error;
+    return 1;
 }
 
 ssize_t send(int fd, const void* data, size_t size, int flags) {

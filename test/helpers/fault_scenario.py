@@ -104,7 +104,12 @@ class Scenario:
 
     def __exit__(self, *_: object) -> None:
         self.http.close()
+        left = [*self.server.children().values()]
         self.server.stop(signal.SIGKILL)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: not any(map(alive, left)), SETTLED)
 
     def start(self) -> None:
         self.server = Server(*self._flags, through=self._shell)
@@ -228,7 +233,10 @@ class Scenario:
 
     def history(self, key: str) -> Turns | None:
         """The turns of a session as they are stored; None: there is none."""
-        reply = self.http.get("/v1/state/history", params={"session_id": key})
+        try:
+            reply = self.http.get("/v1/state/history", params={"session_id": key})
+        except httpx.TransportError as error:
+            raise Wrong(f"the history of {key} had no answer: {error!r}") from None
         if reply.status_code == 404:
             return None
         if reply.status_code != 200:
@@ -366,8 +374,8 @@ class Scenario:
 
 
 def _sentence(body: Any) -> str:
-    error = body.get("error") if isinstance(body, dict) else None
-    error = error or ""
+    body = body if isinstance(body, dict) else {}
+    error = body.get("error") or (body.get("message", "") if len(body) == 1 else "")
     return str(error.get("message", "") if isinstance(error, dict) else error)
 
 

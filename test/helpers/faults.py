@@ -131,7 +131,8 @@ class Faults:
         if page.times == self._times:
             return None
         until(lambda: bool(page.fired))  # a call has been chosen, which may be noting what it is
-        path = os.path.relpath(page.path.decode(errors="replace"), self.prefix)
+        path = page.path.decode(errors="replace")
+        path = os.path.relpath(path, self.prefix) if path.startswith("/") else path
         fault = Fault(self._armed, page.error, page.fired, page.process, path, self._caller())
         page.fired, page.times = 0, self._times
         return fault

@@ -31,6 +31,11 @@ POINTS = (
     ("start_state", Call.WRITE, ENOSPC, "tmp/tmp", 0),
     ("start_state", Call.READ, EIO, "tmp/tmp", 0),
     ("start_state", Call.UNLINK, EIO, "tmp/tmp", 0),
+    ("start_state", Call.READ, EIO, "tmp/tmp", 2),
+    ("adapter", Call.OPEN, EMFILE, "capitals.pth", 2),
+    ("batch", Call.OPEN, EMFILE, "batches/file-", 2),  # by the process that runs its rows
+    ("batch", Call.READ, EIO, "batches/batches.db-wal", 0),
+    ("responses", Call.SYNC, EIO, "sessions.db-wal", 5),  # the second commit of a deletion
     ("chat", Call.PART, ENOSPC, "audit.jsonl", 0),
     ("usage", Call.WRITE, ENOSPC, "usage.db-wal", 0),
 )

@@ -8,6 +8,7 @@ from typing import Literal
 Container = Literal["torch", "old torch", "safetensors"]
 """Of tensors. "torch": a zip archive of torch.save. "old torch": what it wrote before version 1.6."""
 
+READ_BYTES = 1 << 20  # at a time
 FIRST_BYTES = 512
 LONGEST_HEADER = 100_000_000  # bytes, of a .safetensors file, as its library has it
 # The first number in a file of torch.save before version 1.6, as its pickle holds it.
@@ -74,6 +75,16 @@ def recognize(file: Path) -> Container:
             raise Unreadable(f"is cut short; {AGAIN}")
         return "safetensors"
     raise Unreadable(_what_it_is(head, size))
+
+
+def check_bytes(file: Path) -> None:
+    """Read all of a file. Raises Unreadable where the operating system does not give it."""
+    try:
+        with file.open("rb", buffering=0) as stream:
+            while stream.read(READ_BYTES):
+                pass
+    except OSError as error:
+        raise Unreadable(cannot_be_read(error)) from error
 
 
 def cannot_be_read(error: OSError) -> str:

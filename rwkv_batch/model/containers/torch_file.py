@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.containers.recognize import AGAIN, GIVE, UNPACK, Unreadable, cannot_be_read
+from rwkv_batch.model.containers.recognize import (
+    AGAIN,
+    GIVE,
+    UNPACK,
+    Unreadable,
+    cannot_be_read,
+    check_bytes,
+)
 
 READ_PROTOCOLS = (2, 3)  # of pickle, where nothing may run code
 LONGEST_PICKLE = 64 << 20  # bytes, of one that is looked at to say what is wrong with it
@@ -18,6 +25,15 @@ TENSORS = (".pth", ".pt", ".bin", ".safetensors", ".st", ".gguf")
 
 def read_torch_file(file: Path, old: bool) -> dict[str, Tensor]:
     """Its tensors by name, mapped from the file; those of an old file are read. Raises Unreadable."""
+    try:
+        return _tensors(file, old)
+    except Unreadable:  # torch and zipfile call a file damaged, too, where the system refuses a call
+        check_bytes(file)
+        return _tensors(file, old)
+
+
+def _tensors(file: Path, old: bool) -> dict[str, Tensor]:
+    """Raises Unreadable."""
     if not old and not zipfile.is_zipfile(file):
         raise Unreadable(f"is cut short; {AGAIN}")
     try:

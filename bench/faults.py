@@ -6,11 +6,16 @@ the second, until the step has no more. After every one all requests must have h
 acknowledged must be there, and no open file, process or file on the disk may stay. For Linux, with a C
 compiler.
 
+With --inside calls inside the processes fail in place of those: allocations, messages between processes, the
+starts of threads and processes (test/helpers/inside_faults.py). With --engine one allocation for each place
+of an engine in this process does, while it is asked a list of requests (test/helpers/engine_faults.py).
+
     python bench/faults.py [--engines 1] [--postgres] [--steps chat,turns] [--calls write,sync] [--most N]
                            [--restarts] [--errors N]
 """
 
 import argparse
+import logging
 import re
 import shutil
 import sys
@@ -93,6 +98,51 @@ def table(found: Sequence[Point]) -> list[str]:
     ]
 
 
+def fail_in_engine() -> None:
+    """One allocation for each place of an engine, on the host and as on a GPU."""
+    import engine_faults
+    import torch
+    from failing_memory import device_memory, host_memory
+    from fault_points import FaultPoints
+
+    from rwkv_batch.text import tokenizer
+
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    tokenizer.FEWEST_ROWS = 1  # the tiny model has few ids, which are the vocabulary's first
+    for error in (host_memory, device_memory):
+        found = [*engine_faults.every_place(FaultPoints(), error)]
+        wrong = [f"{place}: {why}" for place, _, why in found if why]
+        refused = sum(bool(outcome.errors) for _, outcome, _ in found)
+        print(f"{error.__name__}: {len(found)} places, {refused} refused requests, {len(wrong)} wrong")
+        print("\n".join(wrong), end="\n" * bool(wrong))
+
+
+def fail_inside(options: argparse.Namespace) -> None:
+    """Calls inside the processes of a server."""
+    import inside_faults
+    from inside_faults import CALLS, InsideFaults, InsidePoint, Place
+
+    folder, scratch, began = new_folder(), new_folder(), time.monotonic()
+    faults, found = InsideFaults(scratch), list[InsidePoint]()
+    kinds = [*CALLS] if options.inside == "all" else options.inside.split(",")
+    steps = [*options.steps, *(RESTARTS if options.restarts else [])]
+    with Place(folder, engines=options.engines, shell=faults.shell) as place:
+        for step in [*STEPS, *STEPS]:
+            if wrong := [each for each in (place.run(STEPS[step]), *place.check()) if each]:
+                sys.exit(f"{step}: {wrong}")
+        place.note()
+        for point in inside_faults.points(place, faults, steps, kinds, options.most):
+            found.append(point)
+            print(f"{point.step}: {point.fault}: {point.said}", *point.wrong, sep="\n    ", flush=True)
+        print("after kill -9:", place.restart(kill=True) or "nothing is wrong")
+    print("\n".join(inside_faults.table(found)))
+    wrong_points = sum(bool(each.wrong) for each in found)
+    print(f"{len(found)} points in {time.monotonic() - began:.0f} s, {wrong_points} wrong")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(scratch)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -104,7 +154,13 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=MOST, help="calls of a kind in a step")
     parser.add_argument("--restarts", action="store_true", help="processes that are started again, too")
     parser.add_argument("--errors", type=int, default=1, help="errors of each kind of call")
+    parser.add_argument("--inside", help="kinds of calls, separated by commas, or all")
+    parser.add_argument("--engine", action="store_true", help="allocations of an engine in this process")
     options = parser.parse_args()
+    if options.engine:
+        return fail_in_engine()
+    if options.inside:
+        return fail_inside(options)
     if reason := power_cut.missing():
         sys.exit(reason)
     steps = [*options.steps, *(RESTARTS if options.restarts else [])]

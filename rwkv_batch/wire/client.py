@@ -40,10 +40,8 @@ MANY, MANY_OF_A_ROW = 512, 64
 MOST_UNREAD = 8 << 20  # bytes of such
 BEHIND = "The reply was read too slowly, and too much of it was waiting."
 SOCKET_PAUSE = 0.05  # seconds before a socket that has failed is replaced
-CONNECTION_LOST = (
-    "The connection to the engine has failed. It is not known whether this has been stored; look at the "
-    "session before it is sent again."
-)
+UNKNOWN = "It is not known whether this has been stored; look at the session before it is sent again."
+CONNECTION_LOST = f"The connection to the engine has failed. {UNKNOWN}"
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from rwkv_batch.engine.serving.models import Models
 from rwkv_batch.engine.serving.process import Announcer, Service, run
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.torch_runner import TorchRunner
-from rwkv_batch.wire.client import Client, RequestFailed
+from rwkv_batch.wire.client import Client, RequestRejected
 from rwkv_batch.wire.codec import decode_events, encode
 from rwkv_batch.wire.commands import LoadModel, RemoveModel
 from rwkv_batch.wire.protocol import Failed, GenerateRequest
@@ -90,8 +90,8 @@ def test_a_message_that_fails_once_is_sent_or_received_again(
     try:
         while not job.exhausted:
             job.read(30)
-    except RequestFailed as refused:
-        assert "no memory" in str(refused) and isinstance(error, MemoryError)
+    except RequestRejected as refused:
+        assert refused.reason == "unavailable" and isinstance(error, MemoryError)
     assert not left
     again = client.submit(replace(asked, id="b"))
     while not again.exhausted:

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -345,3 +345,26 @@ def trial(points: FaultPoints, number: int, error: Callable[[], Exception], plac
 
 
 POOLED = ("grammars", "masks", "slow-masks")  # threads of pools, which end when these are collected
+
+
+def every_place(points: FaultPoints, error: Callable[[], Exception]) -> Iterator[tuple[str, Outcome, str]]:
+    """Of all places that allocate in an engine, one allocation each: the place, and what was wrong then."""
+    trial(points, 0, error)  # with what is only made once
+    expected = trial(points, 0, error, places=True)
+    assert points.places is not None
+    first: dict[str, int] = {}  # by the three innermost functions
+    for number, place in enumerate(points.places, 1):
+        first.setdefault(" < ".join(place.split(" < ")[:3]), number)
+    for number in first.values():
+        outcome, wrong = Outcome(), ""
+        try:
+            outcome = trial(points, number, error)
+        except AssertionError as failed:
+            wrong = str(failed)
+        else:
+            if outcome.died:
+                wrong = f"the engine's process has ended: {outcome.died}"
+            elif (outcome.answers, outcome.free) != (expected.answers, expected.free):
+                wrong = "other answers, or slots that are not free"
+        if points.hit:
+            yield points.hit, outcome, wrong

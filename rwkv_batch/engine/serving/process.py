@@ -288,12 +288,7 @@ class Service:
             except (msgspec.DecodeError, MemoryError) as error:
                 log.error("front end %s sent a message that cannot be read: %r", frontend.decode(), error)
                 if identity := id_of(data):
-                    sentence = (
-                        "The engine has no memory for this request; send it again."
-                        if isinstance(error, MemoryError)
-                        else "The engine does not understand this request; restart the server."
-                    )
-                    self._send([((frontend, identity), Failed(identity, sentence))])
+                    self._send([((frontend, identity), _unread(identity, error))])
                 continue
             self._carry_out((frontend, message.id), message)
 
@@ -331,3 +326,11 @@ class Service:
         log.error("a message could not be sent or received (%r); that is tried again", error)
         if self._failures > MOST_FAILURES:
             raise error
+
+
+def _unread(identity: str, error: Exception) -> Event:
+    """The answer to a message that cannot be read."""
+    if isinstance(error, MemoryError):
+        sentence = "The engine has too little memory for this request; try again later."
+        return Rejected(identity, "unavailable", sentence)
+    return Failed(identity, "The engine does not understand this request; restart the server.")

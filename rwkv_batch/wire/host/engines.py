@@ -12,7 +12,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from rwkv_batch.wire.client import Client, Job, MakeJob
+from rwkv_batch.wire.client import UNKNOWN, Client, Job, MakeJob
 from rwkv_batch.wire.commands import Command, RemoveDocument, SessionHistory
 from rwkv_batch.wire.host.every_engine import NONE_SERVES, EveryEngine
 from rwkv_batch.wire.host.merging import accepted_whole, part_of, serving_of_all
@@ -315,10 +315,7 @@ class _StoredTurn:
             case Rejected(reason="not_found"):
                 whole.engines.run_again(self._part)
             case _:
-                message = "The engine stopped while it answered, and the turn may have been stored."
-                whole.end(
-                    Failed(request.id, f"{message} Look at the session before it is sent again.", gone=True)
-                )
+                whole.end(Failed(request.id, f"The engine stopped while it answered. {UNKNOWN}", gone=True))
 
 
 class _LoadReader:

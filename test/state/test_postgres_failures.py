@@ -28,7 +28,7 @@ from rwkv_batch.state.entries import (
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.log.protocol import Wanted
 from rwkv_batch.state.log.refreshing import Refresher
-from rwkv_batch.state.postgres.connection import Outage, PostgresConnection, with_waits
+from rwkv_batch.state.postgres.connection import Database, Outage, PostgresConnection, with_waits
 from rwkv_batch.state.postgres.schema import settings
 from rwkv_batch.state.postgres.store import PostgresStore
 
@@ -111,6 +111,21 @@ def test_who_must_not_wait_leaves_it_to_others_to_look_whether_the_database_is_b
         with pytest.raises(StoreAway):
             hasty.run(lambda db: None, waits=False)
         assert other.asked and errors
+
+
+def test_what_costs_each_connection_fails_though_others_are_answered(postgres: PostgresServer) -> None:
+    outage, asked = Outage(patience=0.1), list[int]()
+    one, other = (PostgresConnection(postgres.url, "", outage) for _ in range(2))
+
+    def fatal(database: Database) -> None:
+        asked.append(1)
+        assert len(asked) < 20, "it is asked again and again"
+        other.run(lambda db: db.execute("SELECT 1"))  # so there is no outage
+        database.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    with closing(one), closing(other), pytest.raises(StoreAway):
+        one.run(fatal)
+    assert len(asked) > 1
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,8 @@ class PostgresConnection:
 
     def _run(self, work: Callable[[Database], T], waits: bool) -> T:
         again = True  # at once, as a connection may have been lost long ago
+        # Others may be answered meanwhile, and no outage last, where it is this work that costs connections.
+        deadline: float | None = None
         while True:
             was_open = self._open is not None
             try:
@@ -144,7 +146,8 @@ class PostgresConnection:
                 if was_open and again:
                     again = False
                     continue
-                lasts = self._outage.lasts(error)
+                deadline = deadline or time.monotonic() + self.patience
+                lasts = self._outage.lasts(error) or time.monotonic() >= deadline
                 if lasts or not waits or self._closed or self._is_refused(error):
                     # Where it has been reached clients get the sentence, and the reason is for the log alone.
                     reason = "" if self._outage.has_been_reached else f" ({one_line(error)})"

@@ -36,15 +36,11 @@ class Keeper(threading.Thread):
         self._whereabouts, self._index, self._objects = whereabouts, index, objects
         self._waiting: OrderedDict[int, PutImage] = OrderedDict()
         self._changed = threading.Condition()
-        self._sweeps, self._works, self._closing = True, False, False
+        self._sweeps, self._removes, self._works, self._closing = True, False, False, False
+        self._swept = time.monotonic()
         self._last_error, self._rests_until = "", 0.0
         self._rows_swept = time.monotonic()
         self.start()
-
-    @property
-    def shares(self) -> bool:
-        """Whether there is a store."""
-        return self._objects is not None
 
     def share(self, image: PutImage) -> None:
         """This image has been written to the disk."""
@@ -55,8 +51,15 @@ class Keeper(threading.Thread):
                     self._waiting.popitem(last=False)
                 self._changed.notify_all()
 
+    def removed(self) -> None:
+        """Turns have been removed by this server: their objects can go."""
+        if self._objects:
+            with self._changed:
+                self._removes = True
+                self._changed.notify_all()
+
     def sweep(self) -> None:
-        """Turns have been removed."""
+        """Look now for what others have removed, which happens every SWEEP seconds."""
         with self._changed:
             self._sweeps = True
             self._changed.notify_all()
@@ -65,7 +68,7 @@ class Keeper(threading.Thread):
         """Wait until nothing is left that can be done now; False: after so long there still is something."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: not self._works and not self._sweeps and not self._may_copy(), seconds
+                lambda: not (self._works or self._sweeps or self._removes or self._may_copy()), seconds
             )
 
     def close(self, seconds: float) -> None:
@@ -83,23 +86,26 @@ class Keeper(threading.Thread):
             with self._changed:
                 self._works = False
                 self._changed.notify_all()
-                if not self._closing and not self._sweeps and not self._may_copy():
-                    rest = self._rests_until - time.monotonic() if self._waiting else SWEEP
-                    if not self._changed.wait(max(0.01, rest)) and not self._waiting:
-                        self._sweeps = True
+                if not (self._closing or self._sweeps or self._removes or self._may_copy()):
+                    now = time.monotonic()
+                    until = self._rests_until if self._waiting else self._swept + SWEEP
+                    self._changed.wait(min(SWEEP, max(0.01, until - now)))
+                    self._sweeps |= time.monotonic() >= self._swept + SWEEP
                 if self._closing:
                     return
                 self._works = True
                 image = next(iter(self._waiting.values())) if self._may_copy() else None
                 if image is None:
-                    sweeps, self._sweeps = self._sweeps, False
+                    sweeps, self._sweeps, self._removes = self._sweeps, False, False
             try:
                 if image:
                     self._copy(image)
                     with self._changed:
                         self._waiting.pop(image.turn, None)
-                elif sweeps:
-                    self._sweep()
+                else:
+                    if sweeps:
+                        self._sweep()
+                    self._remove_objects()
                 self._last_error = ""
             except StoreError as error:
                 self._rests_until = time.monotonic() + REST
@@ -121,10 +127,11 @@ class Keeper(threading.Thread):
             return
         self._objects.write(image.turn, data, WRITE_SECONDS)
         if not self._whereabouts.finish(image.turn):
-            self.sweep()
+            self.removed()
 
     def _sweep(self) -> None:
-        """Raises StoreError."""
+        """Images on this disk whose turns others have removed. Raises StoreError."""
+        self._swept = time.monotonic()
         turns = [*self._index.turns()]
         for first in range(0, len(turns), TOGETHER):
             removed = self._whereabouts.removed(turns[first : first + TOGETHER])
@@ -132,6 +139,9 @@ class Keeper(threading.Thread):
         if time.monotonic() - self._rows_swept > SWEEP_ROWS:
             self._rows_swept = time.monotonic()
             self._whereabouts.sweep()
+
+    def _remove_objects(self) -> None:
+        """Raises StoreError."""
         if not self._objects:
             return
         while turns := self._whereabouts.unwanted(self._objects.url):

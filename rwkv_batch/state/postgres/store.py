@@ -278,8 +278,8 @@ class PostgresStore:
     def _change_images(self, removed: Removed, changes: GroupChanges) -> None:
         """Of a group that is committed."""
         removed.images += self.index.drop(removed.turns)
-        if removed.turns and self.keeper.shares:
-            self.keeper.sweep()
+        if removed.turns:
+            self.keeper.removed()
         for operation in changes.images:
             match operation:
                 case PutImage():

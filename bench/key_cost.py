@@ -106,6 +106,7 @@ def say(text: str) -> None:
 def compare(sides: dict[str, Side], generators: Generators, rounds: int) -> None:
     """Print the figures of each turn and round, and at the end the medians."""
     ratios, costs = list[float](), {"off": list[float](), "on": list[float]()}
+    requests = {"off": list[float](), "on": list[float]()}  # ms of each
     for number in range(rounds):
         found: dict[str, list[CostTurn]] = {"off": [], "on": []}
         for name in ("off", "on", "on", "off"):
@@ -118,7 +119,9 @@ def compare(sides: dict[str, Side], generators: Generators, rounds: int) -> None
         seconds = {name: sum(each.seconds for each in turns) for name, turns in found.items()}
         ratios.append(seconds["off"] / seconds["on"])  # of tokens a second: both have the same tokens
         for name, turns in found.items():
-            costs[name].append(sum(each.cpu for each in turns) / sum(each.events for each in turns) * 1e6)
+            cpu = sum(each.cpu for each in turns)
+            costs[name].append(cpu / sum(each.events for each in turns) * 1e6)
+            requests[name].append(cpu / len(turns) / sides[name].plan.requests * 1e3)
         say(
             f"round {number + 1}: on has {ratios[-1]:.4f} of the tokens/s of off; CPU an event "
             f"{costs['off'][-1]:.2f} us off, {costs['on'][-1]:.2f} on"
@@ -128,6 +131,8 @@ def compare(sides: dict[str, Side], generators: Generators, rounds: int) -> None
         f"median of {rounds} rounds: on has {statistics.median(ratios):.4f} of the tokens/s of off "
         f"(wanted: above 0.99); CPU of the front ends an event {off:.2f} us off, {on:.2f} on: {on - off:+.2f}"
     )
+    off, on = (statistics.median(each) for each in requests.values())
+    say(f"CPU of the front ends a request: {off:.2f} ms off, {on:.2f} on: {on - off:+.2f}")
 
 
 def parts(folder: Path) -> None:
@@ -180,7 +185,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, default=320)
-    parser.add_argument("--requests", type=int, help="of a turn (default: as many as streams)")
+    parser.add_argument("--requests", type=int, help="of a turn, which should take seconds (10 a stream)")
     parser.add_argument("--output-tokens", type=int, default=256)
     parser.add_argument("--processes", type=int, default=max(1, min(4, (os.cpu_count() or 1) // 2)))
     parser.add_argument("--parts", action="store_true", help="without a server: the parts of the cost")
@@ -194,7 +199,7 @@ def main(arguments: list[str]) -> int:
         "",
         "completions",
         random_prompts(PROMPT, 0),
-        options.requests or options.streams,
+        options.requests or 10 * options.streams,
         None,
         options.streams,
         options.output_tokens,

@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
@@ -24,6 +25,7 @@ FIRST = "0" * 64  # what the first line has for the hash of the one before
 MOST_AT_ONCE = 1000  # lines of a write: what a full disk refuses is made anew each time
 MOST_WAITING = 100_000  # lines that wait for a disk that is full; older ones are lost, and counted
 RETRY_SECONDS = 1.0
+TOGETHER = 0.05  # seconds until the next write: lines that come meanwhile share it
 TAIL = 65536  # bytes at the end of the file in which the last line is
 
 log = logging.getLogger(__name__)
@@ -97,6 +99,8 @@ class AuditLog:
                     self._changed.wait_for(lambda: self._closed, RETRY_SECONDS)
             elif closing and not self._waiting:
                 return
+            elif entries:
+                time.sleep(TOGETHER)
 
     def _write(self, entries: Iterable[dict[str, Any]], lost: int) -> bool:
         """Whether the disk took all. If not, nothing has been written."""

@@ -177,7 +177,7 @@ class Supervisor:
             probe(self._config.frontend.host, self._config.frontend.port)
             with runtime_folder() as folder:
                 code = self._run_in(folder)
-        except (TooFewFiles, CannotListen, NoFolder) as error:
+        except (TooFewFiles, CannotListen, NoFolder, KeysError) as error:
             return refuse(str(error))
         if self._kept:
             names = " and ".join(child.name for child in self._kept)
@@ -218,8 +218,6 @@ class Supervisor:
                 return self._watch()
             finally:
                 self._kill_all()
-        except KeysError as error:
-            return refuse(str(error))
         except OSError as error:
             log.error("the server ends, as a process cannot be started (%s)", error.strerror or error)
             return 1

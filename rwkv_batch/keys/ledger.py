@@ -34,6 +34,9 @@ HEAD = 8  # in front of all: how many holders there have been
 HELD = HEAD + MOST_KEYS * CELLS  # where rows of holders begin
 SIZE = 8 * (HELD + HOLDERS * MOST_KEYS)
 FLOCK = "hhqqi4x"  # struct flock
+# That of Python lets other threads run meanwhile. It takes a microsecond, and to have its turn again a thread
+# may wait for milliseconds, while others wait for what it has locked.
+_fcntl = ctypes.PyDLL(None).fcntl
 
 
 class Standing(NamedTuple):
@@ -221,8 +224,9 @@ class Ledger:
 
     def _lock(self, kind: int, byte: int, wait: bool = False) -> None:
         """Of this opening of the file, which ends with the process. Raises BlockingIOError."""
-        command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
-        fcntl.fcntl(self._file, command, struct.pack(FLOCK, kind, os.SEEK_SET, byte, 1, 0))
+        what = struct.pack(FLOCK, kind, os.SEEK_SET, byte, 1, 0)
+        if _fcntl(self._file, fcntl.F_OFD_SETLK, what) < 0:  # another process has it, or there is an error
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, what)
 
 
 def _standing(limit: int | None, used: int, reset: float) -> Standing | None:

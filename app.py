@@ -51,6 +51,7 @@ from rwkv_batch.supervisor import Supervisor, refuse
 DEMO = Path(__file__).resolve().parent / "demo"  # the bundled model's folder
 DEMO_ADAPTERS = 2
 MOST_SECONDS, MOST_WORKERS = 86400, 1024
+MOST_DRAFTED = 7  # a step then verifies 8 tokens
 log = logging.getLogger(__name__)
 
 
@@ -322,6 +323,12 @@ def command_line() -> argparse.ArgumentParser:
     )
     flag("--max-waiting", **positive, help="rows that may wait before 429 (default %(default)s)")
     flag("--prefill-tokens", **positive, help="prompt tokens a step (default: what suits the device)")
+    flag(
+        "--speculate",
+        **number(0, most=MOST_DRAFTED),
+        help="tokens a row that a step may verify of a draft: of text that its prompt, its answer or its "
+        "prediction has; the answers stay the same; on a CPU (default %(default)s: none)",
+    )
     flag(
         "--threads",
         **number(1, most=MOST_WORKERS),

@@ -6,6 +6,9 @@ the rounds.
 
     python bench/cpu_decode.py                       # random weights of the published 0.1B shape
     python bench/cpu_decode.py --model rwkv7-g1-0.1b.pth --threads 1
+    python bench/cpu_decode.py --speculate 7         # an engine with drafts beside one without, bundled model
+
+With --speculate, figures are of CPU seconds, as drafts are measured beside the same steps on one thread.
 """
 
 import argparse
@@ -27,10 +30,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.make_checkpoint import SIZES, random_checkpoint  # noqa: E402
+from rwkv_batch.engine.engine import Engine  # noqa: E402
 from rwkv_batch.model.checkpoint import load  # noqa: E402
 from rwkv_batch.model.rwkv7_cpu import CpuRWKV7  # noqa: E402
 from rwkv_batch.ops.cpu import binding  # noqa: E402
+from rwkv_batch.wire.protocol import Sampling  # noqa: E402
 
+TALE = "User: Tell me a story about a dog.\n\nAssistant:"
 STEPS = 8  # decode steps in one measurement
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 PIECES = (16, 64, 256, 1000)  # prompt tokens in one call
@@ -101,6 +107,52 @@ def cases(path: Path) -> dict[str, Case]:
     )
 
 
+@dataclass
+class Text:
+    """What an engine writes: prompts, and how."""
+
+    prompts: list[str]
+    options: dict[str, object]
+    seconds: dict[int, list[float]] = field(default_factory=dict)  # by what --speculate is
+
+
+def drafts(model: Path | None, most: int, rounds: int) -> None:
+    """Print the speed of an engine with drafts beside that of one without, of texts by how they repeat."""
+    fields = {"device": "cpu", "max_rows": 8, "l1": 0, "prefix_cache_mb": 0, "threads": 1}
+    engines = {each: Engine(model, **fields, speculate=each) for each in (0, most)}
+    greedy, free = Sampling(temperature=0), Sampling(temperature=1, seed=1)
+    told = engines[0].generate([TALE], sampling=greedy)[0].text
+    edit = f"{TALE}{told}\n\n{TALE.replace('dog', 'cat')}"
+    texts = {
+        "edit of the prompt's text": Text([edit], {"sampling": greedy}),
+        "the same, 4 rows": Text([edit] * 4, {"sampling": greedy}),
+        "`prediction`, one word differs": Text(
+            [TALE], {"sampling": greedy, "prediction": told.replace("dog", "fox")}
+        ),
+        "free text": Text(["Once upon"], {"sampling": free, "stop_ids": [], "max_tokens": 100}),
+        "free text, 4 rows": Text(["Once upon"] * 4, {"sampling": free, "stop_ids": [], "max_tokens": 100}),
+    }
+    print(
+        "| text | tokens | accepted | rejected | tokens/s without | with | times |\n"
+        "|---|---|---|---|---|---|---|"
+    )
+    for name, text in texts.items():
+        found = {}
+        for number in range(rounds):
+            for each in sorted(engines, reverse=number % 2 == 1):
+                begun = time.process_time()
+                found[each] = engines[each].generate(text.prompts, **text.options)
+                text.seconds.setdefault(each, []).append(time.process_time() - begun)
+        assert [row.text for row in found[0]] == [row.text for row in found[most]], "the same text"
+        tokens, plain, drafted = sum(row.tokens for row in found[0]), text.seconds[0], text.seconds[most]
+        times = median(a / b for a, b in zip(plain, drafted, strict=True))
+        print(
+            f"| {name} | {tokens} | {sum(row.accepted for row in found[most])} "
+            f"| {sum(row.rejected for row in found[most])} | {tokens / median(plain):.0f} "
+            f"| {tokens / median(drafted):.0f} | {times:.2f} |"
+        )
+
+
 def machine() -> str:
     names = [
         line.split(":")[1].strip()
@@ -118,8 +170,12 @@ def main() -> None:
         "--model", type=Path, help="a .pth checkpoint; without it, random weights of the 0.1B shape"
     )
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--speculate", type=int, default=0, help="tokens of a draft: measure drafts only")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
+    if args.speculate:
+        drafts(args.model, args.speculate, args.rounds)
+        return
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         path = args.model

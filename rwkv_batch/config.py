@@ -53,6 +53,7 @@ class EngineConfig(ProcessConfig):
     max_rows: int | None = None  # rows that run at once
     max_waiting: int = 4096  # rows that may wait for a slot; more are refused
     prefill_tokens: int | None = None  # prompt tokens a step
+    speculate: int = 0  # tokens of a draft that a step verifies for a row, at most; 0: no drafts
     threads: int | None = None  # of a step on a CPU; None: one for a small model, else a thread for each core
     batch_invariant: bool = False  # a row's results depend, to the bit, on nothing but the row
     wkv: str | None = None  # "fp16" or "fp32": how the recurrent state is stored

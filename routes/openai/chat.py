@@ -10,6 +10,8 @@ thinking has no place there.
 
 from uuid import uuid4
 
+from msgspec.structs import replace
+
 from routes.chat.answer import AnswerPart, AnswerReader
 from routes.chat.calls import ToolCall
 from routes.chat.messages import ignored_calls, parse_messages
@@ -51,6 +53,8 @@ def prepare(body: Json, model_id: str, settings: FrontendConfig = DEFAULTS) -> P
         SessionTurn(source=key, target=key, separator=style.form.separator) if key else None,
         use.grammar(style, chat.grammar()),
     )
+    if chat.prediction:
+        request = replace(request, prediction=chat.prediction.text)
     readers = [use.reader(style) for _ in range(chat.n)]
     reply = ChatReply(
         model_id, readers, style.thinks, chat.logprobs, chat.include_usage, chat.return_token_ids

@@ -28,6 +28,7 @@ class OpenAIReply(Reply):
         self._event = {**self._whole, "object": stream_kind}
         self._include_usage = include_usage
         self._completion_tokens = 0
+        self._drafted: list[RowDelta] = []  # with drafts
 
     def made_by(self, fingerprint: str) -> None:
         self._whole["system_fingerprint"] = self._event["system_fingerprint"] = fingerprint
@@ -42,31 +43,46 @@ class OpenAIReply(Reply):
 
     def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
         choices = [self.whole_choice(row) for row in merge_in_order(deltas)]
-        return {**self._whole, "choices": choices, "usage": _usage(job, sum(d.tokens for d in deltas))}
+        return {
+            **self._whole,
+            "choices": choices,
+            "usage": _usage(job, sum(d.tokens for d in deltas), deltas),
+        }
 
     def event(self, choice: Json) -> Json:
         event = {**self._event, "choices": [choice]}
         return {**event, "usage": None} if self._include_usage else event
 
     def events(self, deltas: list[RowDelta]) -> list[Json]:
-        self._completion_tokens += sum(d.tokens for d in deltas)
+        for delta in deltas:
+            self._completion_tokens += delta.tokens
+            if delta.accepted or delta.rejected:
+                self._drafted.append(delta)
         return [self.event(choice) for delta in deltas for choice in self.new_choices(delta)]
 
     def last(self, job: Job) -> list[Json]:
         """The usage, if the client asked for it."""
         if not self._include_usage:
             return []
-        return [{**self._event, "choices": [], "usage": _usage(job, self._completion_tokens)}]
+        return [{**self._event, "choices": [], "usage": _usage(job, self._completion_tokens, self._drafted)}]
 
 
-def _usage(job: Job, completion: int) -> Json:
+def _usage(job: Job, completion: int, deltas: Sequence[RowDelta]) -> Json:
+    """deltas: those that say something of drafts, or all."""
     prompt = sum(job.acceptance.prompt_tokens)
-    return {
+    usage: Json = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(job.acceptance.cached_tokens)},
     }
+    accepted, rejected = sum(d.accepted for d in deltas), sum(d.rejected for d in deltas)
+    if accepted or rejected:
+        usage["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    return usage
 
 
 def logprob_entries(tokens: Sequence[TokenLogprob]) -> list[Json]:

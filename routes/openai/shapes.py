@@ -60,11 +60,17 @@ class PromptDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionDetails(TypedDict):
+    accepted_prediction_tokens: int  # of drafts, those that have been generated
+    rejected_prediction_tokens: int  # and those that have not
+
+
 class CompletionUsage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: NotRequired[CompletionDetails]  # where there were drafts (--speculate)
 
 
 class ChatCompletion(TypedDict):

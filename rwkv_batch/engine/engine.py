@@ -35,6 +35,7 @@ from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
 from rwkv_batch.engine.scheduling.row import Outbox
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
+from rwkv_batch.engine.speculation.drafting import drafting_of
 from rwkv_batch.engine.startup import describe, open_store, state_pool
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
@@ -118,7 +119,8 @@ class Engine:
         beginnings = Beginnings(PrefixCache(config.prefix_cache_mb << 20), self.parts.pool)
         turns = Turns(self.parts, beginnings)
         self._maker = RowMaker(self.parts, beginnings, turns, self.adapters)
-        self._loop = StepLoop(self.parts, turns, self.adapters, self.masks)
+        drafting = drafting_of(self.parts, config)
+        self._loop = StepLoop(self.parts, turns, self.adapters, self.masks, drafting)
         self._generating = Lock()
         self.info = describe(loaded, scheduler, self.pool.options.replay_rate)
         self.commands = Commands(self.parts, turns, self.adapters, self._unqueued)

@@ -2,18 +2,21 @@
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.rows.beginnings import Beginnings
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.rows import Refusal
 from rwkv_batch.engine.scheduling.row import Row
-from rwkv_batch.engine.scheduling.steps import StepInFlight
+from rwkv_batch.engine.scheduling.steps import StepInFlight, token_logprob
+from rwkv_batch.runner.speculation.protocol import MoreDraws
 from rwkv_batch.sampling.reference import BROKEN
 from rwkv_batch.wire.protocol import TokenLogprob
 
 NOT_FINITE = "The logits of this text are not finite numbers, so it cannot go on; nothing of it is stored."
+NO_MORE: Mapping[int, MoreDraws] = MappingProxyType({})
 log = logging.getLogger(__name__)
 
 
@@ -23,10 +26,11 @@ class Landing:
     def __init__(self, parts: EngineParts, beginnings: Beginnings, masks: MaskMaker) -> None:
         self._parts, self._beginnings, self._masks = parts, beginnings, masks
 
-    def take(self, step: StepInFlight, ids: list[int]) -> None:
+    def take(self, step: StepInFlight, ids: list[int], more: Mapping[int, MoreDraws] = NO_MORE) -> None:
         """Give what a step has drawn, as of Draws.wait, to its rows, and emit their deltas.
 
-        A row whose logits are not finite has no next token: it ends with an error, and others go on.
+        more: what it has drawn behind drafts, as of VerifiedDraws. A row whose logits are not finite has no
+        next token: it ends with an error, and others go on.
         """
         counts, shown, tokenizer = self._parts.counts, self._parts.rows, self._parts.tokenizer
         marks = step.marks
@@ -60,6 +64,11 @@ class Landing:
                 row.in_flight -= 1
                 taken, token = 1, ids[place]
                 row.take_drawn(token, tokenizer.token_bytes(token), logprobs.get(place))
+                if more and place in more:
+                    last = self._take_more(step, place, token, more[place])
+                    if last is None:
+                        continue
+                    token = last
             else:
                 drawn = ids[place::rows]
                 taken = row.take_several(drawn, tokenizer)
@@ -77,6 +86,26 @@ class Landing:
                 self._masks.drawn(bound, token)
         self._masks.submit()
         shown.gather()
+
+    def _take_more(self, step: StepInFlight, place: int, token: int, more: MoreDraws) -> int | None:
+        """Give a row what it has drawn behind its draft, after a first token.
+
+        Returns the token that it has drawn last; None: it has failed. Its text may end before the last of
+        these, at a stop string; its state has then seen more than the text, as where steps are queued ahead.
+        """
+        row, tokenizer, taken = step.drawing[place], self._parts.tokenizer, 0
+        for drawn, entry in more:
+            if not row.generating:
+                break
+            logprob = None if entry is None else token_logprob(drawn, entry, tokenizer)
+            if drawn == BROKEN or (logprob and not _finite([logprob])):
+                self._fail(row)
+                return None
+            row.take_drawn(drawn, tokenizer.token_bytes(drawn), logprob)
+            token, taken = drawn, taken + 1
+        row.text.count_draft(step.drafts[place], len(more))
+        self._parts.counts.verified(step.marks, step.drafts[place], len(more), taken)
+        return token
 
     def _fail(self, row: Row) -> None:
         log.error("logits that are not finite have ended a row")

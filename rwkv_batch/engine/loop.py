@@ -8,14 +8,17 @@ from dataclasses import replace
 
 from rwkv_batch.engine.admission import Admission
 from rwkv_batch.engine.constraints.masks import MaskMaker
-from rwkv_batch.engine.landing import Landing
+from rwkv_batch.engine.landing import NO_MORE, Landing
 from rwkv_batch.engine.rows.adapters import Adapters
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.rows import could_not_run
 from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.engine.scheduling.pace import Pace
 from rwkv_batch.engine.scheduling.row import FINALIZING, Row
-from rwkv_batch.engine.scheduling.steps import StepInFlight, batch_of
+from rwkv_batch.engine.scheduling.steps import StepInFlight, batch_of, masks_of
+from rwkv_batch.engine.speculation.drafting import Drafting
+from rwkv_batch.runner.protocol import Draws
+from rwkv_batch.runner.speculation.protocol import VerifiedDraws
 from rwkv_batch.wire.protocol import RequestKey
 
 log = logging.getLogger(__name__)
@@ -24,13 +27,21 @@ log = logging.getLogger(__name__)
 class StepLoop:
     """The steps of one model, of which the newest may be in flight on the device."""
 
-    def __init__(self, parts: EngineParts, turns: Turns, adapters: Adapters, masks: MaskMaker) -> None:
+    def __init__(
+        self,
+        parts: EngineParts,
+        turns: Turns,
+        adapters: Adapters,
+        masks: MaskMaker,
+        drafting: Drafting | None = None,
+    ) -> None:
+        """drafting: where rows have drafts, of a runner with a verifier whose draws are known at once."""
         self._parts, self._turns, self._adapters, self._masks = parts, turns, adapters, masks
         self._admission = Admission(parts, adapters, masks)
         self._landing = Landing(parts, turns.beginnings, masks)
         self._in_flight: deque[StepInFlight] = deque()  # oldest first
         self._left = 0  # of them, those that `land` leaves
-        self._pace = Pace(parts.runner.most_steps)
+        self._pace, self._drafting = Pace(parts.runner.most_steps), drafting
 
     @property
     def awaited(self) -> bool:
@@ -75,19 +86,32 @@ class StepLoop:
         running = self._parts.scheduler.running.values()
         if (steps := self._pace.steps_of(batch, drawing, running)) > 1:
             batch = replace(batch, steps=steps)
-        bound = any(row.draws.constraint for row in drawing)
-        draws, draw = (None, runner.feed(batch)) if bound else (runner.run(batch), None)
-        marks = counts.launch(plan, batch, drawing)
+        verified: VerifiedDraws | None = None
+        draws: Draws | None
+        drafts = dict[int, int]()
+        if self._drafting and (drafted := self._drafting.extended(batch, drawing))[1]:
+            batch, drafts = drafted
+            # Drawn at once: nobody has the slots before their states have moved on.
+            verified = self._drafting.verifier.feed(batch, drafts)(masks_of(drawing, self._masks))
+            draws, draw = verified, None
+        else:
+            bound = any(row.draws.constraint for row in drawing)
+            draws, draw = (None, runner.feed(batch)) if bound else (runner.run(batch), None)
+        marks = counts.launch(plan, batch, drawing, sum(drafts.values()))
         scored = [(plan[i][0], each) for i, each in batch.scored.items()]
         for row, count in plan:
             if row.advance(count * steps):
                 row.life.reached(row)
         for row in drawing:
             row.in_flight += steps
+        if verified:
+            for place, more in verified.more().items():
+                drawing[place].drawn_fed += len(more)
         if finalizing:
             self._turns.finalize(finalizing)
         wanted = list(batch.top_logprobs)
-        self._in_flight.append(StepInFlight(fed, drawing, wanted, marks, scored, draws, draw))
+        step = StepInFlight(fed, drawing, wanted, marks, scored, draws, draw, drafts, verified)
+        self._in_flight.append(step)
 
     def _land(self) -> None:
         """Give the draws of the oldest step in flight to its rows."""
@@ -98,7 +122,7 @@ class StepLoop:
             self._pace.wait()
             ids = draws.wait()
             self._pace.land(step.marks.steps)
-            self._landing.take(step, ids)
+            self._landing.take(step, ids, step.verified.more() if step.verified else NO_MORE)
 
     @contextmanager
     def _failing(self, fed: Iterable[Row]) -> Iterator[None]:

@@ -31,6 +31,7 @@ class Options(TypedDict, total=False):
     mixture: Iterable[MixturePart]
     adapter: str
     grammar: Grammar | None
+    prediction: str
 
 
 def request_of(prompts: Iterable[str | list[int]], options: Options) -> GenerateRequest:

@@ -4,7 +4,7 @@ Rows of any length are packed without padding, and their states stay in their sl
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -24,6 +24,9 @@ from rwkv_batch.sampling.prompt_logprobs import PromptScores
 from rwkv_batch.state.slots import DeviceStates, States
 
 SCORED_AT_ONCE = 32  # places of prompts whose logits are in memory at once
+# Moves states on by so many tokens of each row's draft, the first ones. To be called once, before the next
+# forward pass.
+Accept = Callable[[Sequence[int]], None]
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,35 @@ class Activations:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Rows of a forward pass in the order of its kernels: decode rows first, and slots ascend."""
+    """Rows of a forward pass. In the order of its kernels decode rows come first, then those with drafts,
+    and slots ascend.
+    """
 
     lengths: Sequence[int]
     slots: Sequence[int]
-    adapters: Sequence[int]  # of each row, a place in `TorchModel.adapters`; empty: none has one
+    adapters: Sequence[int] = ()  # of each row, a place in `TorchModel.adapters`; empty: none has one
+    # Of each row, how many of its tokens, the last ones, are a draft behind one that is known; empty: none.
+    drafted: Sequence[int] = ()
+
+    def ordered(self, tokens: Tensor) -> tuple[Tensor, "PackedBatch", list[int]]:
+        """In the order of the kernels: the tokens, the rows, and which of the present ones these are."""
+        lengths, slots, adapters, drafted = self.lengths, self.slots, self.adapters, self.drafted
+        if drafted:
+            order = sorted(
+                range(len(lengths)), key=lambda row: (lengths[row] > 1, not drafted[row], slots[row])
+            )
+        else:
+            order = sorted(range(len(lengths)), key=lambda row: (lengths[row] > 1, slots[row]))
+        if order == list(range(len(lengths))):
+            return tokens, self, order
+        pieces = tokens.split(list(lengths))
+        batch = PackedBatch(
+            [lengths[row] for row in order],
+            [slots[row] for row in order],
+            [adapters[row] for row in order] if adapters else (),
+            [drafted[row] for row in order] if drafted else (),
+        )
+        return torch.cat([pieces[row] for row in order]), batch, order
 
 
 class PackedForward(ABC):
@@ -107,26 +134,55 @@ class PackedForward(ABC):
         of the rows named (None: of all rows, in order). scores: takes those of other places too. Raises
         ValueError for rows that do not fit together.
         """
-        check_rows(tokens, lengths, slots, len(states))
         wanted = range(len(lengths)) if logits_of is None else logits_of
-        # Inside, decode rows come first and slots ascend: neighbours in memory are one view.
-        order = sorted(range(len(lengths)), key=lambda row: (lengths[row] > 1, slots[row]))
-        if order != list(range(len(lengths))):
-            pieces = tokens.split(list(lengths))
-            tokens = torch.cat([pieces[row] for row in order])
-            lengths, slots = [lengths[row] for row in order], [slots[row] for row in order]
-            adapters = [adapters[row] for row in order] if adapters else ()
-        x, rows = self._hidden(tokens, states, PackedBatch(lengths, slots, adapters))
+        x, rows, order = self._through(tokens, states, PackedBatch(lengths, slots, adapters), scores)
         place = {row: place for place, row in enumerate(order)}
-        if scores:
-            ends = list(accumulate(lengths))
-            starts = [ends[place[row]] - lengths[place[row]] for row in range(len(order))]
-            for piece in torch.tensor(scores.places(starts), device=x.device).split(SCORED_AT_ONCE):
-                scores.take(self.logits(x[piece]))
         if not len(wanted):
             return x.new_empty(0, self.checkpoint.vocab, dtype=torch.float32)
         at = torch.tensor([place[row] for row in wanted], device=x.device)
         return self.logits(x[at if rows.last is None else rows.last[at]])
+
+    @torch.inference_mode()
+    def verify(
+        self,
+        tokens: Tensor,
+        batch: PackedBatch,
+        states: States,
+        logits_of: Sequence[int],
+        scores: PromptScores | None = None,
+    ) -> tuple[Tensor, Accept]:
+        """Run packed rows of which some have drafts, whose states do not move on by these yet.
+
+        Returns fp32 logits `[n, vocab]` after the last token of each of the rows named that is no draft, and
+        after each token of its draft, row after row; and what moves the states on by those that count.
+        """
+        x, rows, order = self._through(tokens, states, batch, scores)
+        place = {row: place for place, row in enumerate(order)}
+        last = [(rows.ends[place[row]], batch.drafted[row]) for row in logits_of]
+        at = [token for end, drafted in last for token in range(end - 1 - drafted, end)]
+
+        @torch.inference_mode()
+        def accept(counts: Sequence[int]) -> None:
+            rows.accept([counts[row] for row in order])
+
+        return self.logits(x[torch.tensor(at, device=x.device)]), accept
+
+    def _through(
+        self, tokens: Tensor, states: States, batch: PackedBatch, scores: PromptScores | None
+    ) -> tuple[Tensor, ops.PackedRows, list[int]]:
+        """Packed rows through all layers: `[T, width]`, with the rows, in the order that is returned too.
+
+        Inside, neighbours in memory are one view, as slots ascend.
+        """
+        check_rows(tokens, batch.lengths, batch.slots, len(states))
+        tokens, batch, order = batch.ordered(tokens)
+        x, rows = self._hidden(tokens, states, batch)
+        if scores:
+            ends, place = list(accumulate(batch.lengths)), {row: place for place, row in enumerate(order)}
+            starts = [ends[place[row]] - batch.lengths[place[row]] for row in range(len(order))]
+            for piece in torch.tensor(scores.places(starts), device=x.device).split(SCORED_AT_ONCE):
+                scores.take(self.logits(x[piece]))
+        return x, rows, order
 
 
 class TorchModel(PackedForward):
@@ -185,7 +241,7 @@ class TorchModel(PackedForward):
         self, activations: Activations, states: DeviceStates, batch: PackedBatch
     ) -> tuple[Activations, ops.PackedRows]:
         """Through the layers that are here."""
-        rows = ops.PackedRows(batch.lengths, batch.slots, self.device, self._invariant)
+        rows = ops.PackedRows(batch.lengths, batch.slots, self.device, self._invariant, batch.drafted)
         changes = changes_of(self.adapters, batch.adapters, batch.lengths, self.device)
         return self._run_layers(activations, states, rows, changes), rows
 

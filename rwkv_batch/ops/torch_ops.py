@@ -1,13 +1,13 @@
 """The operations of RWKV-7 in plain torch, on any device: the readable reference.
 
-Rows of one call are packed without padding: rows of one token (decode) come first, longer pieces (prefill)
-after them. T is the number of tokens of all rows together, H the number of heads, C = 64 H the width. The
-recurrence computes in fp32, also where states are stored in fp16.
+Rows of one call are packed without padding: rows of one token (decode) come first, then those whose last
+tokens are a draft, then longer pieces (prefill). T is the number of tokens of all rows together, H the number
+of heads, C = 64 H the width. The recurrence computes in fp32, also where states are stored in fp16.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import accumulate
 
 import torch
@@ -32,18 +32,51 @@ class Pieces:
 
 
 @dataclass(frozen=True)
+class AcceptedTokens:
+    """What is accepted of the drafts of a call, for the rows where that is something. All int64 `[rows]`."""
+
+    begins: Tensor  # where the accepted tokens of a row begin among those of the call,
+    ends: Tensor  # and where they end
+    slots: Tensor
+
+
+@dataclass(frozen=True)
 class PackedRows:
-    """Where the rows of one call lie. Their lengths are sorted, those of one token (decode) first."""
+    """Where the rows of one call lie: those of one token (decode) first, those with drafts next.
+
+    Draft tokens leave the states in the slots as they are, until `accept` says how many of them count.
+    """
 
     lengths: Sequence[int]
     slot_numbers: Sequence[int]
     device: torch.device | str
     by_token: bool = False  # the recurrence runs token after token, by what it computes for rows of one token
+    drafted: Sequence[int] = ()  # how many tokens of each row, the last ones, are a draft; empty: none
+    # What moves states on by accepted tokens, each of one layer.
+    moves: list[Callable[[AcceptedTokens], None]] = field(default_factory=list)
+
+    def accept(self, counts: Sequence[int]) -> None:
+        """So many tokens of each row's draft, the first ones, count: its state moves on by them. Once."""
+        ends = [end - drafted for end, drafted in zip(self.ends, self.drafted, strict=True)]
+        rows = [
+            (end, end + count, slot)
+            for end, count, slot in zip(ends, counts, self.slot_numbers, strict=True)
+            if count
+        ]
+        if rows:
+            accepted = AcceptedTokens(*torch.tensor(rows, device=self.device).T.contiguous())
+            for move in self.moves:
+                move(accepted)
 
     @cached_property
     def decode(self) -> int:
-        """How many rows have one token each; the others are in `pieces`."""
+        """How many rows have one token each; the others are in `drafts` and `pieces`."""
         return sum(length == 1 for length in self.lengths)
+
+    @cached_property
+    def drafting(self) -> int:
+        """How many rows have drafts."""
+        return sum(count > 0 for count in self.drafted)
 
     @cached_property
     def ends(self) -> list[int]:
@@ -51,8 +84,16 @@ class PackedRows:
         return list(accumulate(self.lengths))
 
     @cached_property
+    def drafts(self) -> Pieces:
+        """The rows with drafts, token after token."""
+        rows = slice(self.decode, self.decode + self.drafting)
+        chunks = cut(self.lengths[rows], self.device, 1)
+        slots = torch.tensor(self.slot_numbers[rows], device=self.device)[chunks.order]
+        return Pieces(slice(self.decode, self.ends[rows.stop - 1]), slots, chunks)
+
+    @cached_property
     def pieces(self) -> list[Pieces]:
-        pieces, begin = [], self.decode
+        pieces, begin = [], self.decode + self.drafting
         while begin < len(self.lengths):
             end, padded = begin + 1, _padded(self.lengths[begin])
             while end < len(self.lengths) and (padded := padded + _padded(self.lengths[end])) <= TOGETHER:
@@ -89,6 +130,13 @@ class PackedRows:
         """The last token of every row; None if all rows have one token."""
         return None if self.decode == len(self.lengths) else torch.tensor(self.ends, device=self.device) - 1
 
+    @cached_property
+    def kept(self) -> Tensor | None:
+        """The last token of every row that moves its state on; None if all rows have one token."""
+        if self.last is None or not self.drafting:
+            return self.last
+        return self.last - torch.tensor(self.drafted, device=self.device)
+
 
 def _padded(length: int) -> int:
     return -(-length // CHUNK) * CHUNK
@@ -117,15 +165,22 @@ def token_shift(x: Tensor, shift: Tensor, rows: PackedRows) -> Tensor:
 
     `shift` `[slots, C]` holds the token before the first of a row, and is moved on to the last.
     """
-    if rows.first is None or rows.last is None:
+    if rows.first is None or rows.kept is None:
         delta = shift[rows.slots] - x
         shift[rows.slots] = as_stored(x, shift.dtype)
         return delta
     before = torch.empty_like(x)
     before[1:] = x[:-1]
     before[rows.first] = shift[rows.slots]
-    shift[rows.slots] = as_stored(x[rows.last], shift.dtype)
+    shift[rows.slots] = as_stored(x[rows.kept], shift.dtype)
+    if rows.drafting:
+        rows.moves.append(partial(move_shift, x, shift))
     return before.sub_(x)
+
+
+def move_shift(x: Tensor, shift: Tensor, accepted: AcceptedTokens) -> None:
+    """Move `shift` `[slots, C]` on to the last accepted ones of the tokens x `[T, C]`."""
+    shift[accepted.slots] = as_stored(x[accepted.ends - 1], shift.dtype)
 
 
 def mix(x: Tensor, delta: Tensor, amounts: Tensor) -> Tensor:
@@ -179,6 +234,8 @@ def run_recurrence(
         y, state = step(*(x[: rows.decode] for x in inputs), states[rows.decode_slots].float())
         states[rows.decode_slots] = as_stored(state, states.dtype)
         parts.append(y)
+    if rows.drafting:
+        parts.append(_run_drafts(inputs, states, rows, step))
     for piece in rows.pieces:
         own, before = [x[piece.tokens] for x in inputs], states[piece.slots].float()
         if piece.chunks.size == 1:
@@ -188,6 +245,40 @@ def run_recurrence(
         states[piece.slots] = as_stored(state, states.dtype)
         parts.append(y)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _run_drafts(
+    inputs: Sequence[Tensor], states: Tensor, rows: PackedRows, step: Callable[..., tuple[Tensor, Tensor]]
+) -> Tensor:
+    """The rows with drafts: y `[T, H, 64]`. What is no draft moves their states on, and it is one token."""
+    chunks, slots = rows.drafts.chunks, rows.drafts.slots
+    ordered = [split(x[rows.drafts.tokens], chunks).squeeze(2) for x in inputs]
+    first = chunks.counts[0]
+    y, state = step(*(x[:first] for x in ordered), states[slots].float())
+    states[slots] = as_stored(state, states.dtype)
+    parts, at = [y], first
+    for count in chunks.counts[1:]:
+        y, state = step(*(x[at : at + count] for x in ordered), state[:count])
+        parts.append(y)
+        at += count
+    rows.moves.append(partial(_move_states, inputs, states, step))
+    return torch.cat(parts)[chunks.places]
+
+
+def _move_states(
+    inputs: Sequence[Tensor],
+    states: Tensor,
+    step: Callable[..., tuple[Tensor, Tensor]],
+    accepted: AcceptedTokens,
+) -> None:
+    """Move states on by accepted tokens, of which `inputs` `[T, H, 64]` are the inputs."""
+    begins, ends, slots = accepted.begins, accepted.ends, accepted.slots
+    while len(slots):
+        _, state = step(*(x[begins] for x in inputs), states[slots].float())
+        states[slots] = as_stored(state, states.dtype)
+        begins = begins + 1
+        more = begins < ends
+        begins, ends, slots = begins[more], ends[more], slots[more]
 
 
 def _by_token(

@@ -34,6 +34,7 @@ def create_runner(checkpoint: Checkpoint, places: Sequence[torch.device], config
     """
     device = places[0]
     _check_coded(checkpoint, device, config)
+    _check_speculation(checkpoint, places, config)
     if config.batch_invariant:
         _check_invariant(checkpoint, device, config)
     default = "fp32" if device.type == "cpu" or config.batch_invariant else "fp16"
@@ -57,6 +58,19 @@ def create_runner(checkpoint: Checkpoint, places: Sequence[torch.device], config
     kernels = load() if device.type == "cpu" and config.backend != "torch" else None
     room = _room(config)
     return TorchRunner(checkpoint, places, wkv_dtype, room, config.batch_invariant, kernels, config.threads)
+
+
+def _check_speculation(checkpoint: Checkpoint, places: Sequence[torch.device], config: EngineConfig) -> None:
+    """Raises DeviceError where nothing verifies drafts."""
+    if not config.speculate:
+        return
+    if len(places) > 1:
+        raise DeviceError("--speculate is not for a model in stages yet; leave it out, or name one device.")
+    if places[0].type != "cpu" and config.backend != "torch":
+        raise DeviceError(
+            "--speculate is not for the kernels of GPUs yet; leave it out, or use --device cpu or --backend "
+            "torch."
+        )
 
 
 def _check_coded(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> None:

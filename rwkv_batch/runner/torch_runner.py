@@ -57,7 +57,7 @@ class TorchRunner:
         """
         self.devices, self._wkv_dtype, self._adapters = tuple(devices), wkv_dtype, adapters
         self.device = device = devices[-1]  # where rows are drawn
-        self._invariant = invariant
+        self.invariant = invariant
         self.dtype = torch.float32 if device.type == "cpu" else torch.float16
         self.limits = cpu_limits(checkpoint.parameters) if device.type == "cpu" else GPU_LIMITS
         model = (CPU_MODELS if kernels else MODELS)[checkpoint.family]
@@ -73,7 +73,7 @@ class TorchRunner:
             keep_freed_memory()
         # Which also keeps its pace beside other busy processes.
         self._threads = threads or (1 if checkpoint.parameters < SMALL else THREADS)
-        self._take_threads()
+        self.take_threads()
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
         shape, of_devices = self.model.checkpoint, Counter[torch.device]()
@@ -106,7 +106,7 @@ class TorchRunner:
     def load_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
         self.model.load_adapter(slot, adapter)
 
-    def _take_threads(self) -> None:
+    def take_threads(self) -> None:
         """Set the number of threads again, as another model may have run its step with others."""
         if self.device.type == "cpu" and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
@@ -119,8 +119,8 @@ class TorchRunner:
 
     def _forward(self, batch: Batch) -> tuple[Tensor, PromptScores]:
         """Logits of the rows that draw, and what prompts score."""
-        self._take_threads()
-        scores = PromptScores(batch.scored, self.device, self._invariant)
+        self.take_threads()
+        scores = PromptScores(batch.scored, self.device, self.invariant)
         logits = self.model.forward(
             torch.tensor(batch.tokens),
             batch.counts,
@@ -142,6 +142,6 @@ class TorchRunner:
         if kept is None:
             return KnownDraws(ids, scored=scored)
         drawn = torch.tensor([ids[place] for place in tops], device=kept.device)
-        found = logprobs(kept, drawn, max(tops.values()), self._invariant)
+        found = logprobs(kept, drawn, max(tops.values()), self.invariant)
         entries = row_logprobs(*found, tops.values())
         return KnownDraws(ids, entries, scored)

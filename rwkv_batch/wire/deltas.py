@@ -45,4 +45,6 @@ def _joined(deltas: list[RowDelta]) -> RowDelta:
         [each for delta in deltas for each in delta.ids],
         [each for delta in deltas for each in delta.prompt],
         last.error,
+        sum([delta.accepted for delta in deltas]),
+        sum([delta.rejected for delta in deltas]),
     )

@@ -92,6 +92,10 @@ ENGINE: dict[str, MetricFamily] = {
     "prompt_tokens_cached": MetricFamily("counter", "Of these, tokens that were not computed again.", MODEL),
     "prefill_tokens": MetricFamily("counter", "Tokens that were read, of prompts and of sessions.", MODEL),
     "generation_tokens": MetricFamily("counter", "Tokens that were generated, without stop ids.", MODEL),
+    "spec_decode_num_draft_tokens": MetricFamily(
+        "counter", "Tokens of drafts that were verified (--speculate).", MODEL
+    ),
+    "spec_decode_num_accepted_tokens": MetricFamily("counter", "Of these, tokens that were accepted.", MODEL),
     "prefix_cache_queries": MetricFamily("counter", "Tokens that the prefix cache was asked for.", MODEL),
     "prefix_cache_hits": MetricFamily("counter", "Tokens that the prefix cache had.", MODEL),
     "time_to_first_token_seconds": MetricFamily(

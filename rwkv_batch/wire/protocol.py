@@ -135,6 +135,7 @@ class GenerateRequest(ModelMessage, frozen=True, omit_defaults=True, tag="genera
     max_tokens: int  # per row
     sampling: Sampling = Sampling()
     n: int = 1
+    prediction: str = ""  # a text that is expected to come back, which only makes the answer faster
     stop_ids: list[int] = []
     stop_strings: list[str] = []
     late_stops: LateStops | None = None
@@ -202,6 +203,8 @@ class RowDelta(Struct, frozen=True, array_like=True, gc=False):
     ids: list[int] = []  # of these tokens, and the stop id last, if the request has `return_ids`
     prompt: list[TokenLogprob] = []  # of the prompt, in the row's first delta
     error: str = ""  # with "error": why the row cannot go on, one sentence; other rows of its request do
+    accepted: int = 0  # of these tokens, those that a draft had
+    rejected: int = 0  # tokens of drafts that were not drawn
 
 
 class Accepted(WireMessage, frozen=True, tag="accepted"):

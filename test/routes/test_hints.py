@@ -58,7 +58,7 @@ def test_hints_change_nothing_of_a_response(fields):
             "service_tier": "flex",
             "verbosity": "low",
             "safety_identifier": "u",
-            "prediction": {"type": "content"},
+            "prediction": {"type": "content", "content": "Hello"},
         },
         {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": True}},
         {"include_reasoning": True, "reasoning": {"exclude": False}},

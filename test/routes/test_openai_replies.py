@@ -4,9 +4,11 @@ the SDK's types.
 
 import json
 
+import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from routes.http.errors import ApiError
 from routes.openai import chat as openai_chat
 from routes.openai import completions as openai_completions
 from rwkv_batch.wire.client import Job
@@ -104,6 +106,37 @@ def test_stream_usage_comes_last_and_only_when_asked_for():
             "prompt_tokens_details": {"cached_tokens": 0},
         }
         assert all(e["usage"] is None for e in events[:-1])
+
+
+def test_usage_counts_the_tokens_of_drafts():
+    deltas = [
+        RowDelta(0, "a", 3, accepted=2, rejected=1),
+        RowDelta(0, "b", 2, "stop", accepted=1, rejected=4),
+    ]
+    want = {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 5}
+    for prepare in (chat, complete):
+        prepared = prepare(stream=True, stream_options={"include_usage": True})
+        events = stream(prepared, [[delta] for delta in deltas])
+        assert events[-1]["usage"]["completion_tokens_details"] == want
+        request, _, reply = prepare()
+        assert reply.whole(job_of(request), deltas)["usage"]["completion_tokens_details"] == want
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [("a b", "a b"), ([{"type": "text", "text": "a "}, {"type": "text", "text": "b"}], "a b"), ([], "")],
+)
+def test_a_prediction_is_a_text_or_its_parts(content: str | list, text: str):
+    request, _, _ = chat(prediction={"type": "content", "content": content})
+    assert request.prediction == text
+    for wrong in (
+        {"type": "text", "content": "a"},
+        {"type": "content"},
+        "a",
+        {"type": "content", "content": 1},
+    ):
+        with pytest.raises(ApiError, match="prediction"):
+            chat(prediction=wrong)
 
 
 LOGPROB = TokenLogprob("你".encode(), -0.5, [("你".encode(), -0.5), (b"\xe4\xbd", -1.0)])

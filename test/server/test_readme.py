@@ -52,6 +52,7 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
     "guided_choice": ["ly", '"finish_reason":"stop"'],
     "pirate": ["Arr! 23 + 45 = 68 Ahoy, matey!", "法国的首都是巴黎。", "Reykjavik", "removed successfully"],
     "batch-FIM": ["a + b"],
+    '"prediction"': ["Once upon a time, there was a dog named Max.", '"finish_reason":"length"'],
     "/v1/models": ["rwkv7-demo"],
     "traceparent": ["Paris", "200 OK"],
     "/v1/files": ['"object":"list"'],

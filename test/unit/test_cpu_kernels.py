@@ -51,13 +51,14 @@ def slots(seed=1):
     return memory[:, 64 : 64 + HEADS * 4096].view(SLOTS, HEADS, 64, 64)
 
 
-def wkv7(compiled, given, states, lengths, numbers, mixes_values=True):
+def wkv7(compiled, given, states, lengths, numbers, mixes_values=True, rows=None, **options):
     return compiled.wkv7(
         [given[name] for name in PER_TOKEN[:6]],
         (given["v_mix"], given["v_first"]) if mixes_values else None,
         [given[name] for name in VECTORS],
         states,
-        CpuRows.of(lengths, numbers),
+        rows or CpuRows.of(lengths, numbers),
+        **options,
     )
 
 
@@ -121,6 +122,40 @@ def test_a_time_mix_is_the_same_wherever_it_is_cut_and_whoever_is_beside_it(comp
         parts.append(wkv7(compiled, given | piece, others, [end - begin], numbers[-1:]))
     assert torch.equal(torch.cat(parts), together[first:])
     assert torch.equal(others[numbers[-1]], states[numbers[-1]])
+
+
+def test_drafts_leave_states_as_they_are_until_they_are_accepted(compiled, two_threads):
+    lengths, numbers, drafted, accepted = [1, 5, 3, 6, 4], [2, 7, 4, 0, 9], [0, 4, 2, 5, 0], [0, 2, 0, 5, 0]
+    ends = torch.tensor(lengths).cumsum(0)
+    known = ends - torch.tensor(drafted)
+    given, states, others = inputs(sum(lengths)), slots(), slots()
+    want = wkv7(compiled, given, slots(), lengths, numbers)
+    rows = CpuRows.of(lengths, numbers, drafted)
+    assert torch.equal(wkv7(compiled, given, states, lengths, numbers, rows=rows), want)
+
+    def run_as_far_as(counts):
+        """Each row alone, from its beginning."""
+        others.copy_(slots())
+        for i, count in enumerate(counts):
+            begin = int(ends[i]) - lengths[i]
+            piece = {name: given[name][begin : begin + count] for name in PER_TOKEN}
+            wkv7(compiled, given | piece, others, [count], numbers[i : i + 1])
+
+    counts = [length - draft for length, draft in zip(lengths, drafted, strict=True)]
+    run_as_far_as(counts)
+    assert torch.equal(states, others)
+    more = [i for i, count in enumerate(accepted) if count]
+    begins, took = known[more], torch.tensor(accepted)[more]
+    rows = CpuRows(begins + took, torch.tensor(numbers)[more], begins + took, begins)
+    wkv7(compiled, given, states, lengths, numbers, rows=rows, reads=False)
+    run_as_far_as([count + more for count, more in zip(counts, accepted, strict=True)])
+    assert torch.equal(states, others)
+
+    norm, amounts = (given["weight"][:WIDTH], given["bias"][:WIDTH]), torch.rand(2, 1, WIDTH)
+    shift = torch.zeros(SLOTS, WIDTH)
+    rows = CpuRows.of(lengths, numbers, drafted)
+    _, _, normed = compiled.mix(given["r"], None, norm, amounts, shift, rows, True)
+    assert torch.equal(shift[numbers], normed[known - 1])
 
 
 @pytest.mark.parametrize(("lengths", "numbers"), ROWS)

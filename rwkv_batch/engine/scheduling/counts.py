@@ -51,6 +51,8 @@ class StepCounts:
     kind: StepKind | None = None  # of those launched last; None: there were none
     together: int = 1  # how many these are
     times: dict[str, Histogram] = field(default_factory=lambda: {k: Histogram(STEPS) for k in STEP_KINDS})
+    drafted: int = 0  # tokens of drafts
+    accepted: int = 0  # of these
     rows: Histogram = field(default_factory=partial(Histogram, POWERS))
     tokens: Histogram = field(default_factory=partial(Histogram, POWERS))
 
@@ -124,13 +126,15 @@ class EngineCounts:
 
     # Steps
 
-    def launch(self, plan: list[tuple[Row, int]], batch: Batch, drawing: list[Row]) -> DrawMarks:
-        """A step has been launched; its rows have not advanced yet."""
+    def launch(
+        self, plan: list[tuple[Row, int]], batch: Batch, drawing: list[Row], drafted: int = 0
+    ) -> DrawMarks:
+        """A step has been launched; its rows have not advanced yet. drafted: tokens of drafts in it."""
         decoding = rows = len(plan)
         while decoding and plan[decoding - 1][0].state is not DECODING:
             decoding -= 1
         self.steps.kind = "prefill" if not decoding else "decode" if decoding == rows else "mixed"
-        self.prefill_tokens += len(batch.tokens) - decoding
+        self.prefill_tokens += len(batch.tokens) - decoding - drafted
         self.steps.together = batch.steps
         self.steps.rows.observe(rows, batch.steps)
         self.steps.tokens.observe(len(batch.tokens), batch.steps)
@@ -159,6 +163,16 @@ class EngineCounts:
                 self.waits.first_token.observe(now - arrived)
                 if row in self.waits.traced:
                     self._trace(row, first_token=now)
+
+    def verified(self, marks: DrawMarks, drafted: int, accepted: int, taken: int) -> None:
+        """A row has drawn `taken` tokens more than one, as of its draft so many tokens were accepted."""
+        self.steps.drafted += drafted
+        self.steps.accepted += accepted
+        if taken:
+            self.generation_tokens += taken
+            gap = self._gaps[1]  # it was not ahead
+            self.waits.between_tokens.observe(gap, -1)
+            self.waits.between_tokens.observe(gap / (1 + taken), 1 + taken)
 
     def lack(self, marks: DrawMarks, row: Row, place: int, draws: int = 1) -> None:
         """Take back so many tokens drawn at this place, for a row that has ended or ends with a stop id."""

@@ -15,7 +15,7 @@ class PromptEncoder:
         if not request.prompts or request.n < 1:
             raise ValueError("The request asks for no text; give a prompt, and n of 1 or more.")
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
-        if texts or request.stop_strings or request.late_stops or request.grammar:
+        if texts or request.stop_strings or request.late_stops or request.grammar or request.prediction:
             self._tokenizer.demand_texts()
         if request.mixture and request.prompt_logprobs is not None:
             raise ValueError("A prompt has no logprobs in a mixture of states; name one start state.")

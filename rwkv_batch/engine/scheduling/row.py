@@ -18,6 +18,7 @@ from rwkv_batch.engine.constraints.masks import RowConstraint
 from rwkv_batch.engine.scheduling.row_input import TokenInput
 from rwkv_batch.engine.scheduling.row_text import RowText
 from rwkv_batch.runner.protocol import LAST
+from rwkv_batch.text.lookup import Lookup
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import Event, GenerateRequest, RequestKey, RowDelta, TokenLogprob
 
@@ -123,6 +124,7 @@ class RowDraws:
     weights: Sequence[float] = ()  # of these, which sum to 1
     constraint: RowConstraint | None = None  # what binds the text
     ahead: bool = False  # whether it can be fed LAST
+    lookup: Lookup | None = None  # of its drafts, once it has had any
 
     @property
     def may_begin(self) -> bool:

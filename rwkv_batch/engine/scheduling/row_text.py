@@ -11,12 +11,12 @@ class RowText:
     __slots__ = (
         "_decoded",
         "_decoder",
+        "_drafts",
         "_flush_tokens",
         "_logprobs",
         "_number",
         "_pieces",
         "_plain",
-        "_return_ids",
         "_sent",
         "_shown",
         "_stop_id",
@@ -29,7 +29,7 @@ class RowText:
     def __init__(self, request: GenerateRequest, number: int) -> None:
         """number: of the row, which its deltas have."""
         self._number = number
-        self._flush_tokens, self._return_ids = request.flush_tokens, request.return_ids
+        self._flush_tokens = request.flush_tokens
         self._decoder = TextDecoder()
         self._stops, self.stop_ids = _stops_of(request), frozenset(request.stop_ids)
         self._pieces: list[str] = []  # text that no delta has taken
@@ -38,7 +38,9 @@ class RowText:
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # not taken: (where its text begins, entry)
         self.prompt_logprobs: list[TokenLogprob] = []  # not taken
         self._sent = 0  # drawn tokens that deltas have counted
-        self._stop_id: list[int] = []  # that ended it
+        # What ended it, where deltas say ids; None: they do not.
+        self._stop_id: list[int] | None = [] if request.return_ids else None
+        self._drafts: tuple[int, int] | None = None  # accepted and rejected tokens that no delta has counted
         self.finish_reason: str | None = None
         # Whether there is nothing to take but text.
         scored = request.top_logprobs is not None or request.prompt_logprobs is not None
@@ -52,7 +54,7 @@ class RowText:
     def finish(self, reason: str, stop_id: int | None = None) -> None:
         """No more comes, and what was held back is shown. stop_id: that has ended it."""
         self.finish_reason = reason
-        if stop_id is not None:
+        if stop_id is not None and self._stop_id is not None:
             self._stop_id = [stop_id]
         stopped = self._add(self._decoder.finish())
         if self._stops and not stopped:
@@ -65,12 +67,17 @@ class RowText:
         """Of the token whose bytes come next."""
         self._logprobs.append((self._decoded, entry))
 
+    def count_draft(self, tokens: int, accepted: int) -> None:
+        """Of so many tokens that were drafted so many have been accepted."""
+        before = self._drafts or (0, 0)
+        self._drafts = before[0] + accepted, before[1] + tokens - accepted
+
     def next_delta(self, drawn: list[int]) -> RowDelta | None:
         """That of a row that has drawn these, if it is due: enough tokens with text or ids, or all."""
         if not self.finish_reason:
             if not len(drawn) - self._sent >= self._flush_tokens > 0:
                 return None
-            if not self._pieces and not (self._return_ids and self._is_whole):
+            if not self._pieces and (self._stop_id is None or not self._is_whole):
                 return None
         return self.take(drawn)
 
@@ -79,13 +86,25 @@ class RowText:
         before, self._sent = self._sent, len(drawn)
         pieces, self._pieces = self._pieces, []
         text, tokens = pieces[0] if len(pieces) == 1 else "".join(pieces), self._sent - before
-        if self._plain:
+        if self._plain and not self._drafts:
             return RowDelta(self._number, text, tokens, self.finish_reason)
         entries = self._take_logprobs()
-        ids = drawn[before:] + self._stop_id if self._return_ids else []
+        ids = [] if self._stop_id is None else drawn[before:] + self._stop_id
         stop = self._stops.found if self._stops and self.finish_reason else ""
         prompt, self.prompt_logprobs = self.prompt_logprobs, []
-        return RowDelta(self._number, text, tokens, self.finish_reason, entries, stop, ids, prompt)
+        (accepted, rejected), self._drafts = self._drafts or (0, 0), None
+        return RowDelta(
+            self._number,
+            text,
+            tokens,
+            self.finish_reason,
+            entries,
+            stop,
+            ids,
+            prompt,
+            accepted=accepted,
+            rejected=rejected,
+        )
 
     def skip(self, tokens: list[int], tokenizer: Tokenizer) -> None:
         """These have been drawn and their text has been sent before."""

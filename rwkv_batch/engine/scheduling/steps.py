@@ -1,11 +1,14 @@
 """Steps: as the runner takes them, and those that are queued on the device."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.scheduling.counts import DrawMarks
 from rwkv_batch.engine.scheduling.row import DECODING, Row
 from rwkv_batch.runner.protocol import Batch, Draws, DrawUnder
+from rwkv_batch.runner.speculation.protocol import VerifiedDraws
+from rwkv_batch.sampling.logprobs import RowLogprobs
+from rwkv_batch.sampling.masks import RowMasks
 from rwkv_batch.sampling.mixtures import MixedRows
 from rwkv_batch.sampling.prompt_logprobs import ScoredRow
 from rwkv_batch.text.tokenizer import Tokenizer
@@ -23,22 +26,22 @@ class StepInFlight:
     scored: list[tuple[Row, ScoredRow]]  # those that get logprobs of their prompts
     draws: Draws | None
     draw: DrawUnder | None = None  # in place of `draws`, until the masks of its rows are known
+    drafts: dict[int, int] = field(default_factory=dict)  # as of Verifier.feed
+    verified: VerifiedDraws | None = None  # the draws, where there are drafts
 
     def draw_under(self, masks: MaskMaker) -> Draws:
         """The draws, which are queued now if they waited for masks."""
         if self.draw:
-            bound = [(i, row.draws.constraint) for i, row in enumerate(self.drawing) if row.generating]
-            self.draws, self.draw = self.draw(masks.of([(i, each) for i, each in bound if each])), None
+            self.draws, self.draw = self.draw(masks_of(self.drawing, masks)), None
         assert self.draws
         return self.draws
 
     def logprobs(self, ids: list[int], tokenizer: Tokenizer) -> dict[int, TokenLogprob]:
         """Logprobs of what was drawn, for the rows that want them, by their place in `drawing`."""
         found = self.draws.logprobs() if self.draws and self.logprob_places else []
-        text = tokenizer.token_name
         return {
-            place: TokenLogprob(text(ids[place]), logprob, [(text(token), p) for token, p in top])
-            for place, (logprob, top) in zip(self.logprob_places, found, strict=True)
+            place: token_logprob(ids[place], entry, tokenizer)
+            for place, entry in zip(self.logprob_places, found, strict=True)
         }
 
     def give_prompt_logprobs(self, tokenizer: Tokenizer) -> None:
@@ -50,6 +53,18 @@ class StepInFlight:
                 TokenLogprob(text(target), logprob, [(text(token), p) for token, p in top])
                 for target, (logprob, top) in zip(scored.targets, found, strict=True)
             ]
+
+
+def masks_of(drawing: list[Row], masks: MaskMaker) -> RowMasks:
+    """Those of the rows that draw in a step, as soon as they are there."""
+    bound = [(i, row.draws.constraint) for i, row in enumerate(drawing) if row.generating]
+    return masks.of([(i, each) for i, each in bound if each])
+
+
+def token_logprob(token: int, entry: RowLogprobs, tokenizer: Tokenizer) -> TokenLogprob:
+    """What a reader gets of a drawn token's logprobs."""
+    (logprob, top), text = entry, tokenizer.token_name
+    return TokenLogprob(text(token), logprob, [(text(each), p) for each, p in top])
 
 
 def batch_of(plan: list[tuple[Row, int]], adapters: list[int]) -> tuple[Batch, list[Row]]:

@@ -73,6 +73,8 @@ def of_engine(name: str, engine: Engine) -> Figures:
         "prompt_tokens_cached": counts.cached_tokens,
         "prefill_tokens": counts.prefill_tokens,
         "generation_tokens": counts.generation_tokens,
+        "spec_decode_num_draft_tokens": counts.steps.drafted,
+        "spec_decode_num_accepted_tokens": counts.steps.accepted,
         "prefix_cache_queries": counts.cache_queries,
         "prefix_cache_hits": counts.cache_hits,
         "time_to_first_token_seconds": counts.waits.first_token,

@@ -23,8 +23,8 @@ POINTERS_AND_SIZES = {  # of each function: pointers, then 64-bit sizes, then in
     "product_fp8": (5, 3, 2),
     "product_int4": (4, 4, 2),
     "product_nf4": (4, 4, 2),
-    "mix": (11, 5, 1),
-    "wkv7": (19, 3, 1),
+    "mix": (12, 5, 1),
+    "wkv7": (21, 3, 1),
     "int8_group": (0, 0, 0),
     "int4_inputs": (0, 0, 0),
 }
@@ -32,14 +32,18 @@ POINTERS_AND_SIZES = {  # of each function: pointers, then 64-bit sizes, then in
 
 @dataclass(frozen=True)
 class CpuRows:
-    """Where the rows of one call lie, for the kernels: both int64 `[rows]`."""
+    """Where the rows of one call lie, for the kernels: all int64 `[rows]`."""
 
     ends: Tensor  # where the tokens of each row end
     slots: Tensor
+    kept: Tensor  # where those end that move its state on
+    begins: Tensor | None = None  # where they begin; None: where those of the row before end
 
     @classmethod
-    def of(cls, lengths: Sequence[int], slots: Sequence[int]) -> "CpuRows":
-        return cls(torch.tensor(lengths).cumsum(0), torch.tensor(slots))
+    def of(cls, lengths: Sequence[int], slots: Sequence[int], drafted: Sequence[int] = ()) -> "CpuRows":
+        """drafted: how many tokens of each row, the last ones, leave its state as it is; empty: none."""
+        ends = torch.tensor(lengths).cumsum(0)
+        return cls(ends, torch.tensor(slots), ends - torch.tensor(drafted) if drafted else ends)
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,7 @@ class CpuKernels:
             out.data_ptr(),
             shift.data_ptr(),
             rows.ends.data_ptr(),
+            rows.kept.data_ptr(),
             rows.slots.data_ptr(),
             shift.stride(0),
             len(rows.slots),
@@ -134,15 +139,17 @@ class CpuKernels:
         states: Tensor,
         rows: CpuRows,
         scales: Tensor | None = None,
+        reads: bool = True,
     ) -> Tensor:
         """The time mix of RWKV-7 between its products: `[T, width]`; formula in wkv7.cpp.
 
         tokens: r, w, k, v, a, g, all `[T, width]`. residual: v_mix and v_first, None in the layer whose
         values are v_first. vectors: k_k, k_a, 1 - k_a, r_k, weight and bias of the group norm, all `[width]`.
         states `[slots, heads, 64, 64]` (any stride between slots) are updated in place. scales `[T, width]`:
-        what is read out of them is multiplied with before the group norm.
+        what is read out of them is multiplied with before the group norm. reads: if not, only the states
+        change, and what is returned means nothing.
         """
-        out = torch.empty_like(tokens[0])
+        out = torch.empty_like(tokens[0]) if reads else tokens[0]
         v_mix, v_first = (None, None) if residual is None else (x.data_ptr() for x in residual)
         self._library.wkv7(
             *(x.data_ptr() for x in tokens),
@@ -150,9 +157,11 @@ class CpuKernels:
             v_first,
             *(x.data_ptr() for x in vectors),
             None if scales is None else scales.data_ptr(),
-            out.data_ptr(),
+            out.data_ptr() if reads else None,
             states.data_ptr(),
+            None if rows.begins is None else rows.begins.data_ptr(),
             rows.ends.data_ptr(),
+            rows.kept.data_ptr(),
             rows.slots.data_ptr(),
             states.stride(0),
             len(rows.slots),

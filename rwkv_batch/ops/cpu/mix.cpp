@@ -4,7 +4,8 @@
 //     sum = x + added,  normed = layer norm of sum,  out[i] = normed + (the normed token before it - normed)
 //     amounts[i]
 //
-// The token before the first of a row is in its slot, which is moved on to the last. All in fp32.
+// The token before the first of a row is in its slot, which is moved on to the last one before `kept`. All in
+// fp32.
 // Reference: Norm of rwkv_batch/model/tensors/description.py, token_shift and mix of
 // rwkv_batch/ops/torch_ops.py. Test: test/unit/test_cpu_kernels.py. A token's numbers depend on nothing but
 // it and the token before it.
@@ -23,9 +24,9 @@ struct Mix {
     float *sum, *normed,
         *out;      // [tokens, width], the last [mixes, tokens, width]; sum as added, normed may be null
     float* shift;  // of slot 0: [width]
-    const float* before;          // [rows, width]: what the slots held
-    const int64_t *ends, *slots;  // [rows]: where a row's tokens end, and its slot
-    int64_t slot_stride;          // floats from slot to slot
+    const float* before;                 // [rows, width]: what the slots held
+    const int64_t *ends, *kept, *slots;  // [rows]: where a row's tokens end, those for the slot do, the slot
+    int64_t slot_stride;                 // floats from slot to slot
     int64_t rows, tokens, width, mixes;
 };
 
@@ -76,8 +77,9 @@ void run(const void* argument) {
                 store(job->out + i * job->tokens * width + at,
                       normed + step * load(job->amounts + i * width + c));
         }
-        if (token + 1 == job->ends[row]) {
+        if (token + 1 == job->kept[row])
             memcpy(job->shift + job->slots[row] * job->slot_stride, own, width * sizeof(float));
+        if (token + 1 == job->ends[row]) {
             before = job->before + ++row * width;
         } else {
             before = own;
@@ -94,13 +96,13 @@ void run(const void* argument) {
 // used.
 extern "C" void mix(const float* x, const float* added, const float* weight, const float* bias,
                     const float* amounts, float* sum, float* normed, float* out, float* shift,
-                    const int64_t* ends, const int64_t* slots, int64_t slot_stride, int64_t rows,
-                    int64_t tokens, int64_t width, int64_t mixes, int threads) {
+                    const int64_t* ends, const int64_t* kept, const int64_t* slots, int64_t slot_stride,
+                    int64_t rows, int64_t tokens, int64_t width, int64_t mixes, int threads) {
     float* before = static_cast<float*>(malloc(rows * width * sizeof(float)));
     for (int64_t row = 0; row < rows; row++)
         memcpy(before + row * width, shift + slots[row] * slot_stride, width * sizeof(float));
-    const Mix job = {x,      added, weight, bias,        amounts, sum,    normed, out,  shift,
-                     before, ends,  slots,  slot_stride, rows,    tokens, width,  mixes};
+    const Mix job = {x,      added, weight, bias,  amounts,     sum,  normed, out,   shift,
+                     before, ends,  kept,   slots, slot_stride, rows, tokens, width, mixes};
     in_parallel(run, &job, threads);
     free(before);
 }

@@ -10,7 +10,8 @@
 // Reference: log_decay, removal_key, wkv and readout of rwkv_batch/ops/torch_ops.py. Test:
 // test/unit/test_cpu_kernels.py. A head's state (16 KB) stays in the cache of a core while its row's tokens
 // pass. Sums over keys: each lane adds its keys in order, and the lanes are added by halves. So a row's
-// numbers do not depend on other rows, threads, or where its tokens are cut into calls.
+// numbers do not depend on other rows, threads, or where its tokens are cut into calls. The tokens of a row
+// behind `kept` read and change a copy of its state; the state in the slot stays as it was before them.
 
 #include <cmath>
 
@@ -27,10 +28,11 @@ struct Wkv7 {
     const float *k_k, *k_a, *k_rest, *r_k;  // [width]
     const float *weight, *bias;             // [width], of the group norm
     const float* scales;                    // [tokens, width]: of y before the group norm; or null
-    float* out;                             // [tokens, width]
+    float* out;                             // [tokens, width]; null: only the states are wanted
     float* states;                          // of slot 0: [heads, 64, 64]
     int64_t slot_stride;                    // floats from slot to slot
-    const int64_t *ends, *slots;            // [rows]: where a row's tokens end, and its slot
+    const int64_t* begins;                  // [rows]: where a row's tokens begin; null: behind the row before
+    const int64_t *ends, *kept, *slots;     // [rows]: where they end, those for the slot do, and the slot
     int64_t rows, width;
 };
 
@@ -106,14 +108,20 @@ void run(const void* argument) {
     const int64_t heads = job->width / HEAD;
     int64_t first, end;
     share(job->rows * heads, &first, &end);
+    float copy[HEAD * HEAD];
     for (int64_t place = first; place < end; place++) {
         const int64_t row = place / heads, h = place % heads, channel = h * HEAD;
         float* S = job->states + job->slots[row] * job->slot_stride + h * HEAD * HEAD;
         const Head k_k = head(job->k_k + channel), k_a = head(job->k_a + channel);
         const Head k_rest = head(job->k_rest + channel), r_k = head(job->r_k + channel);
-        for (int64_t token = row ? job->ends[row - 1] : 0; token < job->ends[row]; token++) {
+        int64_t token = job->begins ? job->begins[row] : row ? job->ends[row - 1] : 0;
+        for (; token < job->ends[row]; token++) {
             const int64_t at = token * job->width + channel;
             float v[HEAD], y[HEAD];
+            if (token == job->kept[row]) {
+                memcpy(copy, S, sizeof copy);
+                S = copy;
+            }
             Head w = head(job->w + at), a = head(job->a + at), k = head(job->k + at), r = head(job->r + at),
                  kk, b, rk;
             for (int j = 0; j < PARTS; j++) {
@@ -133,7 +141,7 @@ void run(const void* argument) {
                 b.x[j] = kk.x[j] * a.x[j];
             }
             step(S, &w, &k, &kk, &b, &r, v, y);
-            readout(job, y, at, channel, dot(rk, r_k), v);
+            if (job->out) readout(job, y, at, channel, dot(rk, r_k), v);
         }
     }
 }
@@ -144,9 +152,11 @@ void run(const void* argument) {
 extern "C" void wkv7(const float* r, const float* w, const float* k, const float* v, const float* a,
                      const float* g, const float* v_mix, const float* v_first, const float* k_k,
                      const float* k_a, const float* k_rest, const float* r_k, const float* weight,
-                     const float* bias, const float* scales, float* out, float* states, const int64_t* ends,
-                     const int64_t* slots, int64_t slot_stride, int64_t rows, int64_t width, int threads) {
-    const Wkv7 job = {r,   w,      k,    v,      a,   g,      v_mix,       v_first, k_k,   k_a,  k_rest,
-                      r_k, weight, bias, scales, out, states, slot_stride, ends,    slots, rows, width};
+                     const float* bias, const float* scales, float* out, float* states, const int64_t* begins,
+                     const int64_t* ends, const int64_t* kept, const int64_t* slots, int64_t slot_stride,
+                     int64_t rows, int64_t width, int threads) {
+    const Wkv7 job = {r,      w,           k,      v,    a,      g,     v_mix,  v_first,
+                      k_k,    k_a,         k_rest, r_k,  weight, bias,  scales, out,
+                      states, slot_stride, begins, ends, kept,   slots, rows,   width};
     in_parallel(run, &job, threads);
 }

@@ -1,0 +1,59 @@
+"""What drafts cost: measured when an engine begins, on its device."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from rwkv_batch.runner.protocol import Batch, NewRow, Runner
+from rwkv_batch.runner.speculation.protocol import Verifier
+from rwkv_batch.text.tokenizer import END_OF_TEXT
+from rwkv_batch.wire.protocol import Sampling
+
+LEAST_TIMES, MOST_TIMES = 2, 30  # that each step is measured
+SECONDS = 0.3  # that this may take beyond the least times
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class DraftCost:
+    """In steps of one token."""
+
+    fixed: float  # what a step takes more because there are drafts
+    each: float  # and because it has a token more
+
+    def of_step(self, tokens: int) -> float:
+        """What a step of so many tokens takes, without drafts."""
+        return 1 + self.each * (tokens - 1)
+
+
+def draft_cost(runner: Runner, verifier: Verifier, most: int) -> DraftCost:
+    """Of drafts of up to `most` tokens. The state of slot 0 is as before any token, then too."""
+    runner.begin(0, NewRow(GREEDY, 0, 0, ()))
+    plain = Batch(tokens=[END_OF_TEXT], counts=[1], slots=[0], draws=[0])
+    steps: list[Callable[[], object]] = [lambda: runner.run(plain).wait()]
+    for count in (1, most):
+        batch = Batch(tokens=[END_OF_TEXT] * (1 + count), counts=[1 + count], slots=[0], draws=[0])
+        steps.append(partial(_verify, verifier, batch, count))
+    # What others do on the host meanwhile does not count.
+    clock = time.process_time if runner.device.type == "cpu" else time.perf_counter
+    one, short, long = _seconds(steps, clock)
+    runner.states.clear([0])
+    each = max((long - short) / (most - 1), 0.0) if most > 1 else max(short - one, 0.0)
+    return DraftCost(max(short - one - each, 0.0) / one, each / one)
+
+
+def _verify(verifier: Verifier, batch: Batch, count: int) -> object:
+    return verifier.feed(batch, {0: count})(None)
+
+
+def _seconds(steps: Sequence[Callable[[], object]], clock: Callable[[], float]) -> list[float]:
+    """The shortest of some times of each, which take turns."""
+    shortest, began, times = [float("inf")] * len(steps), time.monotonic(), 0
+    while times < LEAST_TIMES or (times < MOST_TIMES and time.monotonic() < began + SECONDS):
+        for place, step in enumerate(steps):
+            start = clock()
+            step()
+            shortest[place] = min(shortest[place], clock() - start)
+        times += 1
+    return shortest

@@ -1,0 +1,1 @@
+"""How runners verify drafts."""

@@ -6,6 +6,8 @@ REQUIREMENTS ?= requirements.txt
 BIN    := $(VENV)/bin
 ARGS   ?=
 JOBS   ?= 2
+# Tests start hundreds of processes. Where the environment forbids bytecode, each of them would compile the product.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: serve test test-all test-engines check with-tools browser test-page fuzz test-gpu test-emulated emulated-gfx942 emulated-gfx1100 emulated-gfx1201 test-harness test-clients lint bench kernels sanitize hip-check check-deploy check-cluster clean
 

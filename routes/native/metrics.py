@@ -35,6 +35,8 @@ LIKE_VLLM = (
     "num_preemptions",
     "prompt_tokens",
     "generation_tokens",
+    "spec_decode_num_draft_tokens",
+    "spec_decode_num_accepted_tokens",
     "prefix_cache_queries",
     "prefix_cache_hits",
     "request_success",

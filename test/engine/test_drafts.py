@@ -15,6 +15,7 @@ from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.speculation import drafting
 from rwkv_batch.engine.speculation.cost import DraftCost
+from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.runner.backends import create_runner
 from rwkv_batch.runner.loading import load_weights
@@ -25,6 +26,7 @@ from rwkv_batch.wire.protocol import Grammar, MixturePart, RowDelta, Sampling
 
 GREEDY = Sampling(temperature=0)
 TALE = "User: Tell me a story about a dog.\n\nAssistant:"
+MOST = 56  # tokens of it
 OPTIONS = {"device": "cpu", "max_rows": 4, "l1": 0, "prefix_cache_mb": 0}
 SAMPLED = Sampling(seed=3, temperature=0.9, top_p=0.9)
 ADJUSTED = Sampling(
@@ -48,9 +50,13 @@ def free_drafts() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def drivers(free_drafts: None) -> Iterator[list[Driver]]:
+def weights() -> Checkpoint:
+    return load_weights(None, EngineConfig(), None)
+
+
+@pytest.fixture(scope="module")
+def drivers(free_drafts: None, weights: Checkpoint) -> Iterator[list[Driver]]:
     """The bundled model without drafts, and with them."""
-    weights = load_weights(None, EngineConfig(), None)
     made = [Driver(weights=weights, max_rows=4, l1=4, prefill_tokens=32, speculate=most) for most in (0, 7)]
     yield made
     for driver in made:
@@ -69,8 +75,8 @@ def drafted(drivers: list[Driver]) -> Engine:
 
 @pytest.fixture(scope="module")
 def told(plain: Engine) -> RowDelta:
-    """The story."""
-    return plain.generate([TALE], sampling=GREEDY)[0]
+    """The beginning of the story."""
+    return plain.generate([TALE], sampling=GREEDY, max_tokens=MOST)[0]
 
 
 def same(rows: list[RowDelta], others: list[RowDelta]) -> bool:
@@ -101,27 +107,27 @@ def test_texts_are_those_without_drafts(plain: Engine, drafted: Engine, told: Ro
 
 def test_a_text_that_comes_back_takes_few_steps(plain: Engine, drafted: Engine, told: RowDelta):
     before = sum(drafted.counts.steps.rows.values[:-1])
-    found = drafted.generate([TALE], sampling=GREEDY, prediction=told.text)
+    found = drafted.generate([TALE], sampling=GREEDY, max_tokens=MOST, prediction=told.text)
     assert same(found, [told]) and accepted(found) > 0.8 * told.tokens
-    assert sum(drafted.counts.steps.rows.values[:-1]) - before < told.tokens / 4
+    assert sum(drafted.counts.steps.rows.values[:-1]) - before < told.tokens / 3
     edited = f"{TALE}{told.text}\n\n{TALE.replace('dog', 'cat')}"
-    want, found = (engine.generate([edited], sampling=GREEDY) for engine in (plain, drafted))
+    want, found = (engine.generate([edited], sampling=GREEDY, max_tokens=MOST) for engine in (plain, drafted))
     assert same(found, want) and accepted(found) > found[0].tokens / 2, "its draft is the story in the prompt"
 
 
 @pytest.mark.parametrize(
     "ends",
     [
-        {"stop_strings": ["found a"]},
-        {"max_tokens": 33},
-        {"stop_strings": ["."], "stop_ids": []},
+        {"stop_strings": ["explore"]},
+        {"max_tokens": 21},
+        {"stop_strings": ["."]},
         {"stop_ids": [20]},
     ],
 )
 def test_a_text_ends_inside_of_a_draft(plain: Engine, drafted: Engine, told: RowDelta, ends: dict):
     if ends.get("stop_ids"):  # the token there
         ends = {"stop_ids": plain.tokenizer.encode(told.text)[20:21]}
-    given = {"sampling": GREEDY, "prediction": told.text} | ends
+    given = {"sampling": GREEDY, "prediction": told.text, "max_tokens": MOST} | ends
     want, found = plain.generate([TALE], **given), drafted.generate([TALE], **given)
     assert same(found, want) and accepted(found) > 5 and found[0].tokens < told.tokens
 
@@ -147,22 +153,22 @@ def test_rows_without_drafts_run_beside_those_with_them(plain: Engine, drivers: 
     mixed = driver.add(TALE, **given, max_tokens=20, mixture=mixture, prediction=told.text)
     assert told.text.startswith(driver.said(mixed)[0])
     assert drafts(driver.engine) == before, "rows with masks and those of mixtures have none"
-    first = driver.add(TALE, **given, max_tokens=256, prediction=told.text)
+    first = driver.add(TALE, **given, max_tokens=MOST, prediction=told.text)
     bound = driver.add("x", **given, max_tokens=30, grammar=Grammar(kind="regex", source="(ab){10}"))
     for _ in range(6):
         driver.step()
     later = driver.add(long, **given, max_tokens=30)
     assert [driver.said(name)[0] for name in (first, bound, later)] == [told.text, "ab" * 10, want.text]
-    assert drafts(driver.engine) > before + 50
+    assert drafts(driver.engine) > before + 30
 
 
 def test_sessions_are_those_without_drafts(drivers: list[Driver], told: RowDelta):
     stored, before = [], drivers[1].engine.counts.steps.accepted
     for driver in drivers:
         turns: list[dict] = [
-            {"prompt": TALE, "max_tokens": 50},
-            {"prompt": "\n\n" + TALE, "max_tokens": 50, "stop_strings": ["loved to"]},
-            {"prompt": "\n\n" + TALE, "max_tokens": 50, "stop_ids": [0]},
+            {"prompt": TALE, "max_tokens": 25},
+            {"prompt": "\n\n" + TALE, "max_tokens": 40, "stop_strings": ["loved to"]},
+            {"prompt": "\n\n" + TALE, "max_tokens": 25, "stop_ids": [0]},
             {"prompt": "\n\n1, 2, 3,", "max_tokens": 9, "stop_strings": [" 9"]},
         ]
         given = {"sampling": GREEDY, "prediction": told.text}
@@ -213,10 +219,10 @@ def test_a_draft_changes_no_probability():
         assert (counts / counts.sum() - exact).abs().sum() / 2 < bound
 
 
-def test_operations_of_torch_verify_too(told: RowDelta):
-    engine = Engine(**OPTIONS, backend="torch", speculate=3)
-    rows = engine.generate([TALE], max_tokens=30, sampling=GREEDY, prediction=told.text)
-    assert told.text.startswith(rows[0].text) and accepted(rows) > 15
+def test_operations_of_torch_verify_too(weights: Checkpoint, told: RowDelta):
+    engine = Engine(weights, **OPTIONS, backend="torch", speculate=3)
+    rows = engine.generate([TALE], max_tokens=24, sampling=GREEDY, prediction=told.text)
+    assert told.text.startswith(rows[0].text) and accepted(rows) > 10
 
 
 @pytest.mark.parametrize(

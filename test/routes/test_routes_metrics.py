@@ -207,11 +207,15 @@ def test_names_of_vllm_where_the_meaning_is_the_same(server):
     put(Series("iteration_tokens_total", ["fake-rwkv"], [1.0, *[0.0] * 15, 3.0]))
     put(Series("lora_requests_info", ["fake-rwkv", "a,b", "", "4"], [99.0]))
     put(Series("sessions", ["fake-rwkv", "L1"], [1.0]))
+    put(Series("spec_decode_num_draft_tokens", ["fake-rwkv"], [9.0]))
+    put(Series("spec_decode_num_accepted_tokens", ["fake-rwkv"], [7.0]))
     samples = parsed(server.http.get("/metrics", params={"names": "vllm"}))
     model = (("engine", "0"), ("model_name", "fake-rwkv"))
     assert samples["vllm:num_requests_running", model] == 2
     assert samples["vllm:kv_cache_usage_perc", model] == 2 / INFO.slots
     assert samples["vllm:iteration_tokens_total_sum", model] == 3
+    drafts = [samples[f"vllm:spec_decode_num_{kind}_tokens_total", model] for kind in ("draft", "accepted")]
+    assert drafts == [9, 7]
     assert samples["vllm:request_success_total", (model[0], ("finished_reason", "stop"), model[1])] == 5
     assert any("a,b" in dict(labels).values() for name, labels in samples if "lora_requests" in name)
     assert all(name.startswith("vllm:") and "sessions" not in name for name, _ in samples)

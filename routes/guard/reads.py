@@ -37,6 +37,12 @@ Accept = ctypes.CFUNCTYPE(
 )
 
 
+class Stays(threading.local):
+    """Whether what Python knows of a thread of Robyn's stays when its call returns."""
+
+    known = False
+
+
 class Unguarded(Exception):
     """The library cannot be guarded here. The text is one sentence."""
 
@@ -50,6 +56,7 @@ class Guard:
         self._connections: dict[int, Connection] = {}
         self.watch = Watch(limits, self._connections)
         self._listeners: set[int] = set()
+        self._stays = Stays()
         self._real_recv, self._real_accept = Recv(("recv", c)), Accept(("accept4", c))
         # What is called in place of the C library's; they must live as long as Robyn.
         self.recv, self.accept = Recv(self._read), Accept(self._accepted)
@@ -86,6 +93,7 @@ class Guard:
             own.close()
 
     def _accepted(self, listener: int, address: int, size: int, flags: int) -> int:
+        self._keep_thread()
         if listener not in self._listeners:
             self._listeners.add(listener)
             self.watch.listens(listener)
@@ -100,6 +108,7 @@ class Guard:
 
     def _read(self, number: int, buffer: int, room: int, flags: int) -> int:
         """What `recv` does, and returns, for requests as Robyn is to read them."""
+        self._keep_thread()
         got: int = self._real_recv(number, buffer, room, flags)
         connection = self._connections.get(number)
         if connection is None:
@@ -114,6 +123,16 @@ class Guard:
         if got > 0 or connection.out or connection.part:
             return self._changed(connection, number, buffer, room, got)
         return got
+
+    def _keep_thread(self) -> None:
+        """Have Python keep its state of this thread, which it has not started itself.
+
+        It would make one for each call that comes from a thread of Robyn's, and map and unmap its stack: of
+        that all cores take note that run threads of this process.
+        """
+        if not self._stays.known:
+            self._stays.known = True
+            ctypes.pythonapi.PyGILState_Ensure()  # which nothing undoes
 
     def _changed(self, connection: Connection, number: int, buffer: int, room: int, got: int) -> int:
         """Fill the buffer with what is to be read in place of what the client has sent.

@@ -132,11 +132,11 @@ def pytest_configure(config: pytest.Config) -> None:
         serving.on_cpu = ["--pp-devices", ",".join(["cpu"] * stages)]
         found = device.find_devices
         device.find_devices = lambda names: found(names) * (stages if names == "cpu" else 1)
-    if stages := config.getoption("--gpu-stages"):
-        gpus = [f"cuda:{number % torch.cuda.device_count()}" for number in range(stages)]
+    if gpu_stages := config.getoption("--gpu-stages"):
+        gpus = [f"cuda:{number % torch.cuda.device_count()}" for number in range(gpu_stages)]
         of_gpus = device.find_devices
         device.find_devices = lambda names: of_gpus("+".join(gpus) if names in ("cpu", "cuda") else names)
-        backends.StagedRunner = partial(backends.StagedRunner, groups=stages)
+        backends.StagedRunner = partial(backends.StagedRunner, groups=gpu_stages)
         groups.FEWEST_ROWS, groups.FEWEST_TOKENS, groups.CUT = 1, 8, 4
     if engines := config.getoption("--engines"):
         serving.on_cpu = ["--device", ",".join(["cpu"] * engines)]

@@ -30,6 +30,7 @@ from rwkv_batch.runner import backends
 from rwkv_batch.runner.cuda_runner import CUDA_MODELS
 from rwkv_batch.runner.staged_runner import StagedRunner
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.staged import StagedStates
 from rwkv_batch.text.tokenizer import END_OF_TEXT, VOCABULARY
 from rwkv_batch.wire.commands import DeleteSession
 from rwkv_batch.wire.protocol import (
@@ -282,7 +283,9 @@ def near_tie(
     model = runner.model
     if isinstance(runner, StagedRunner):  # under --gpu-stages; it has no states but its own
         model = CUDA_MODELS[model.checkpoint.family](model.checkpoint, runner.device)
-    states = model.new_states(1, engine.runner.states.wkv.dtype)
+    held = engine.runner.states
+    of_stage = held.parts[0] if isinstance(held, StagedStates) else held
+    states = model.new_states(1, of_stage.wkv.dtype)
     logits = model.forward(torch.tensor(fed), [len(fed)], [0], states)[0, :VOCABULARY]
     if sampling.temperature <= 0:
         likeliest = logits.double().log_softmax(0).topk(2).values
@@ -320,8 +323,10 @@ def soak(crowd: Crowd, count: int, sessions: int, seed: int) -> Counter:
     return found
 
 
-def test_a_small_crowd_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(backends, "TorchRunner", LateRunner)
+def test_a_small_crowd_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config):
+    """Whose steps are queued ahead, or under --stages pass through those."""
+    if not pytestconfig.getoption("--stages"):
+        monkeypatch.setattr(backends, "TorchRunner", LateRunner)
     crowd = Crowd(6, 2, tmp_path / "sessions.db", device="cpu", prefill_tokens=48)
     found = soak(crowd, 40, 8, seed=random.randrange(1 << 30))
     assert found["texts"] > 30 and found["turns on turns"] > 2 and crowd.fullest == 6

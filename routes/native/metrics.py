@@ -95,7 +95,8 @@ async def stats(front: Frontend, http: HttpRequest) -> Response:
         return {"L1": l1, "L2": l2, "L3": max(0, most - l1 - l2)}
 
     batches, rows = _steps(s.values for s in found if s.family == "batch_size")
-    idle = [engine[0] for engine in values.get(("device_idle_ratio",), [])] or [1.0]
+    shares = (each for (family, *_), each in values.items() if family == "device_idle_ratio")
+    idle = [engine[0] for engines in shares for engine in engines] or [1.0]
     body: ServerStats = {
         "status": "running",
         "version": __version__,

@@ -21,6 +21,9 @@ LEAST_RESERVED, MOST_RESERVED = 1 << 29, 1 << 30
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED")
 
 
+EventPair = tuple[torch.cuda.Event, torch.cuda.Event]  # where something begins, and where it ends
+
+
 class DeviceError(Exception):
     """The device asked for is not there, or too small; one sentence with the way out."""
 
@@ -176,39 +179,46 @@ def touch(device: torch.device) -> None:
 
 
 class StepClock:
-    """The time that steps take of a device, of which nothing waits: on a GPU between two events."""
+    """The time that steps take of devices, of which nothing waits: on a GPU between two events."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._began = device, 0.0
-        self._ended: list[tuple[str, float, int]] = []
-        self._events: deque[tuple[str, int, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._free: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []  # to be used again
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        """devices: of the stages of a model; each counts once."""
+        self.devices = [*dict.fromkeys(devices)]
+        self._began = 0.0
+        self._ended: list[tuple[str, tuple[float, ...], int]] = []
+        # Of each step the events in front of it and behind it on every GPU.
+        self._events: deque[tuple[str, int, list[EventPair]]] = deque()
+        self._free: list[list[EventPair]] = []  # to be used again
+        self._on_gpus = self.devices[0].type == "cuda"
 
     def start(self) -> None:
         """Before steps are run or queued."""
         self._began = time.perf_counter()
-        if self._device.type == "cuda":
+        if self._on_gpus:
             if not self._free:
-                self._free.append((self._event(), self._event()))
-            self._free[-1][0].record(torch.cuda.current_stream(self._device))
+                self._free.append([(self._event(), self._event()) for _ in self.devices])
+            for device, (start, _) in zip(self.devices, self._free[-1], strict=True):
+                start.record(torch.cuda.current_stream(device))
 
     def stop(self, kind: str | None, steps: int = 1) -> None:
         """Behind so many. kind: what `read` calls them; None: there was no step."""
         if kind is None:
             return
-        if self._device.type == "cuda":
-            start, end = self._free.pop()
-            end.record(torch.cuda.current_stream(self._device))
-            self._events.append((kind, steps, start, end))
+        if self._on_gpus:
+            pairs = self._free.pop()
+            for device, (_, end) in zip(self.devices, pairs, strict=True):
+                end.record(torch.cuda.current_stream(device))
+            self._events.append((kind, steps, pairs))
         else:
-            self._ended.append((kind, time.perf_counter() - self._began, steps))
+            taken = time.perf_counter() - self._began
+            self._ended.append((kind, (taken,) * len(self.devices), steps))
 
-    def read(self) -> list[tuple[str, float, int]]:
-        """Kind, seconds and number of the steps that have ended since the last call."""
-        while self._events and self._events[0][3].query():
-            kind, steps, start, end = self._events.popleft()
-            self._ended.append((kind, start.elapsed_time(end) / 1e3, steps))
-            self._free.append((start, end))
+    def read(self) -> list[tuple[str, tuple[float, ...], int]]:
+        """Kind, seconds of each device and number of the steps that have ended since the last call."""
+        while self._events and all(end.query() for _, end in self._events[0][2]):
+            kind, steps, pairs = self._events.popleft()
+            self._ended.append((kind, tuple(start.elapsed_time(end) / 1e3 for start, end in pairs), steps))
+            self._free.append(pairs)
         ended, self._ended = self._ended, []
         return ended
 

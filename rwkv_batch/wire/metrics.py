@@ -53,16 +53,16 @@ SERVER: dict[str, MetricFamily] = {
     "restarts": MetricFamily("counter", "Processes that died and were started again.", ("process",)),
     "engine_up": MetricFamily("gauge", "1 if the engine has answered, else 0; then its metrics are missing."),
 }
-MODEL = ("model_name",)
+MODEL, DEVICE = ("model_name",), ("device",)
 # What the engine counts.
 ENGINE: dict[str, MetricFamily] = {
     "models_loaded": MetricFamily("gauge", "Models that are served."),
-    "device_busy_seconds": MetricFamily("counter", "Seconds in which the device has run steps."),
+    "device_busy_seconds": MetricFamily("counter", "Seconds in which the device has run steps.", DEVICE),
     "device_idle_ratio": MetricFamily(
-        "gauge", "Share of the last seconds in which the device has run no step."
+        "gauge", "Share of the last seconds in which the device has run no step.", DEVICE
     ),
-    "device_free_bytes": MetricFamily("gauge", "Memory of the device that is free."),
-    "device_total_bytes": MetricFamily("gauge", "Memory of the device."),
+    "device_free_bytes": MetricFamily("gauge", "Memory of the device that is free.", DEVICE),
+    "device_total_bytes": MetricFamily("gauge", "Memory of the device.", DEVICE),
     "device_memory_bytes": MetricFamily(
         "gauge",
         "Memory of the device by purpose: weights, states of rows, idle sessions, and steps at most.",

@@ -379,13 +379,13 @@ class TestOnAGpu:
         driver.models.close()
 
     def test_the_time_of_steps_is_measured_without_waiting(self):
-        clock = StepClock(torch.device("cuda", 0))
+        clock = StepClock([torch.device("cuda", 0)])
         clock.start()
         torch.cuda._sleep(int(5e7))
         clock.stop("decode", 3)
         assert clock.read() == [], "it has not ended"
         torch.cuda.synchronize()
-        ((kind, seconds, steps),) = clock.read()
+        ((kind, (seconds,), steps),) = clock.read()
         assert (kind, steps) == ("decode", 3) and seconds > 0.001
         assert clock.read() == []
 

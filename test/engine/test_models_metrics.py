@@ -4,9 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from models_driver import WEIGHTS, ModelsDriver, engine
 
+from rwkv_batch.engine.metrics.device_time import DeviceTime
+from rwkv_batch.engine.serving.report import of_process
 from rwkv_batch.engine.serving.shares import Shares
+from rwkv_batch.ops.device import StepClock
 from rwkv_batch.wire.commands import GetMetrics
 from rwkv_batch.wire.metrics import ENGINE
 from rwkv_batch.wire.protocol import CommandReply, SessionTurn
@@ -56,7 +60,8 @@ def test_each_model_has_its_series(driver):
     driver.finish(driver.add("two", turn=SessionTurn(target="s")))
     figures = ask(driver)
     assert {key[0] for key in figures} == set(ENGINE), "every metric of the engine's table"
-    assert {key[1] for key in figures if ENGINE[key[0]].labels} == {"one", "two"}
+    of_models = {key[1] for key in figures if ENGINE[key[0]].labels[:1] == ("model_name",)}
+    assert of_models == {"one", "two"}
     assert number(figures, "generation_tokens", "one") == 5
     assert number(figures, "generation_tokens", "two") == 2 * 7 + 12
     assert number(figures, "models_loaded") == 2
@@ -65,7 +70,7 @@ def test_each_model_has_its_series(driver):
     times = [values for key, values in figures.items() if key[0] == "step_time_seconds"]
     steps = [values for key, values in figures.items() if key[0] == "batch_size"]
     assert sum(sum(values[:-1]) for values in times) == sum(sum(values[:-1]) for values in steps) > 0
-    assert sum(values[-1] for values in times) == pytest.approx(number(figures, "device_busy_seconds"))
+    assert sum(values[-1] for values in times) == pytest.approx(number(figures, "device_busy_seconds", "cpu"))
 
 
 def test_rows_that_wait_and_run_are_told_apart(driver):
@@ -92,7 +97,7 @@ def test_memory_has_a_purpose(driver):
         assert of["weights"] == 4 * WEIGHTS[name].parameters
         assert of["states"] + of["sessions"] == len(states) * states.shape.nbytes
         assert of["states"] * len(states) == (of["states"] + of["sessions"]) * it.info.slots
-    assert 0 < number(figures, "device_free_bytes") < number(figures, "device_total_bytes")
+    assert 0 < number(figures, "device_free_bytes", "cpu") < number(figures, "device_total_bytes", "cpu")
 
 
 def test_a_swap_loses_no_counts(driver, monkeypatch):
@@ -145,3 +150,20 @@ def test_a_model_that_is_removed_has_no_series(driver):
     figures = ask(driver)
     assert "two" not in {label for key in figures for label in key[1:]}
     assert number(figures, "models_loaded") == 1
+
+
+def test_every_device_of_a_model_in_stages_has_its_series():
+    """Two names of the same processor stand for two devices; the last stage is on the first one's."""
+    first, second = torch.device("cpu"), torch.device("cpu", 0)
+    clock = StepClock([first, second, first])
+    clock.start()
+    clock.stop("decode", 2)
+    ((kind, seconds, steps),) = clock.read()
+    assert (kind, steps, len(seconds)) == ("decode", 2, 2)
+    times = {device: DeviceTime() for device in clock.devices}
+    times[second].add(3.0)
+    series = of_process(times, 1).series
+    for family in ("device_free_bytes", "device_total_bytes", "device_idle_ratio"):
+        assert [each.labels for each in series if each.family == family] == [["cpu"], ["cpu:0"]]
+    busy = {each.labels[0]: each.values for each in series if each.family == "device_busy_seconds"}
+    assert busy == {"cpu": [0.0], "cpu:0": [3.0]}

@@ -166,7 +166,8 @@ def test_stats_have_the_benchmarking_apis_names(server):
         Series("generation_tokens", [INFO.model], [77.0]),
         Series("sessions", [INFO.model, "L2"], [8.0]),
         Series("batch_size", [INFO.model], [*sizes, 7.0]),
-        Series("device_idle_ratio", [], [0.25]),
+        Series("device_idle_ratio", ["cuda:0"], [0.4]),
+        Series("device_idle_ratio", ["cuda:1"], [0.1]),
     ]
     body = server.http.get("/stats").json()
     assert {key: body[key] for key in ("status", "model", "num_gpus", "batch_mode")} == {

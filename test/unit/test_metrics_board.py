@@ -87,5 +87,5 @@ def test_no_label_holds_what_clients_choose():
     labels = {label for family in FAMILIES.values() for label in family.labels}
     assert labels == {
         *("handler", "method", "status", "process", "model_name", "purpose", "outcome"),
-        *("finished_reason", "kind", "tier", "direction", "key"),
+        *("finished_reason", "kind", "tier", "direction", "key", "device"),
     }

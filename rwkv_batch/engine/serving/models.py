@@ -55,7 +55,7 @@ class Member:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.info = engine, engine.info
-        self.clock = StepClock(engine.runner.device)
+        self.clock = StepClock(engine.runner.devices)
         self.background = Background(engine.runner.improve)
         self.drained = Flag()
         self._closing = Lock()
@@ -84,7 +84,7 @@ class Models:
         self._ended: list[Member] = []  # behind these, until they are closed
         self._turn: Member | None = None  # whose step is under way
         self._shares: Shares[Member] = Shares()
-        self._device, self._time = engines[0].runner.device, DeviceTime()
+        self._times = {device: DeviceTime() for device in members[0].clock.devices}
         self._touched = time.monotonic()  # when the device was last asked whether it works
         self._past: dict[str, Figures] = {}  # by name: what engines counted that have been replaced
         self._outbox: Outbox = []
@@ -231,10 +231,12 @@ class Models:
     def _spend(self, turn: Member) -> None:
         """Note the time of the steps that have ended."""
         spent = 0.0
-        for kind, seconds, steps in turn.clock.read():
-            turn.engine.counts.steps.times[kind].observe(seconds / steps, steps)
-            spent += seconds
-        self._time.add(spent)
+        for kind, of_devices, steps in turn.clock.read():
+            longest = max(of_devices)  # the stage for which the others wait
+            turn.engine.counts.steps.times[kind].observe(longest / steps, steps)
+            spent += longest
+            for device, seconds in zip(turn.clock.devices, of_devices, strict=True):
+                self._times[device].add(seconds)
         if len(self._running) > 1:
             self._shares.spent(turn, spent)
 
@@ -301,7 +303,7 @@ class Models:
         """Reply with the metrics of all models, when their sessions have been counted."""
         for member in self._running:
             self._spend(member)
-        figures = of_process(self._device, self._time, len(self._named))
+        figures = of_process(self._times, len(self._named))
         for member in [*self._running, *self._ended]:
             if member.info.model in self._named:
                 figures.merge(_counted(member))

@@ -1,6 +1,6 @@
 """What the engines of a process have counted, as the series of metrics that front ends ask for."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from time import time
 
 import torch
@@ -46,15 +46,16 @@ class Figures:
         return kept
 
 
-def of_process(device: torch.device, time: DeviceTime, models: int) -> Figures:
-    """What all models have in common. `device`: that they run on."""
+def of_process(times: Mapping[torch.device, DeviceTime], models: int) -> Figures:
+    """What all models have in common. `times`: of the devices that they run on."""
     figures = Figures()
-    free, total = devices.memory(device)
     figures.put("models_loaded", value=models)
-    figures.put("device_busy_seconds", value=time.busy)
-    figures.put("device_idle_ratio", value=time.idle_share)
-    figures.put("device_free_bytes", value=free)
-    figures.put("device_total_bytes", value=total)
+    for device, steps in times.items():
+        name, (free, total) = str(device), devices.memory(device)
+        figures.put("device_busy_seconds", name, value=steps.busy)
+        figures.put("device_idle_ratio", name, value=steps.idle_share)
+        figures.put("device_free_bytes", name, value=free)
+        figures.put("device_total_bytes", name, value=total)
     return figures
 
 

@@ -5,6 +5,7 @@ import select
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from frontend_process import FrontendProcess
@@ -65,15 +66,16 @@ UNFINISHED = {
 }
 
 
-@pytest.mark.parametrize("data", UNFINISHED.values(), ids=UNFINISHED)
-def test_a_request_that_does_not_end_is_answered(hasty: FrontendProcess, data: bytes):
-    with connect(hasty) as client:
-        client.sendall(data)
-        head, _, content = rest_of(client).rpartition(b"\r\n\r\n")
-    assert head.rpartition(b"HTTP/1.")[2][1:6] == b" 408 "
-    error = json.loads(content)["error"]
-    message = error["message"] if b"/v1/completions" in data else error
-    assert "took too long" in message
+def test_a_request_that_does_not_end_is_answered(hasty: FrontendProcess):
+    with ExitStack() as opened:
+        clients = {name: opened.enter_context(connect(hasty)) for name in UNFINISHED}
+        for name, client in clients.items():
+            client.sendall(UNFINISHED[name])
+        for name, client in clients.items():
+            head, _, content = rest_of(client).rpartition(b"\r\n\r\n")
+            assert head.rpartition(b"HTTP/1.")[2][1:6] == b" 408 ", name
+            error = json.loads(content)["error"]
+            assert "took too long" in (error["message"] if b"/v1/completions" in UNFINISHED[name] else error)
 
 
 def test_what_comes_slowly_but_steadily_is_taken(hasty: FrontendProcess):
@@ -93,7 +95,7 @@ def test_a_connection_that_asks_for_nothing_is_closed(hasty: FrontendProcess, da
         assert rest_of(client)[:12] == b"HTTP/1.1 200"[: len(data)]
 
 
-@pytest.mark.parametrize("cut", [0, 30, -3], ids=["whole", "head in two parts", "body in two parts"])
+@pytest.mark.parametrize("cut", [0, -3], ids=["whole", "body in two parts"])
 def test_who_waits_for_a_reply_is_not_idle(hasty: FrontendProcess, cut: int):
     data = sized(body("late but well"))
     with connect(hasty) as client:
@@ -133,8 +135,8 @@ def test_who_waits_to_be_asked_for_the_body_is(hasty: FrontendProcess, coded: bo
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("prompt", ["late but well", "slow" * 20])
-def test_who_sends_no_more_gets_the_answer(hasty: FrontendProcess, prompt: str, stream: bool):
+def test_who_sends_no_more_gets_the_answer(hasty: FrontendProcess, stream: bool):
+    prompt = "slow" * 8
     with connect(hasty) as client:
         client.sendall(sized(body(prompt, stream=stream, chunk_size=1)))
         client.shutdown(socket.SHUT_WR)
@@ -180,7 +182,7 @@ def test_a_new_client_takes_the_place_of_a_silent_one():
         for client in hanging:
             client.sendall(sized(body("hang", stream=True)))
             assert client.recv(1000)
-        for _ in range(20):
+        for _ in range(8):
             with connect(process) as client:
                 client.sendall(request(method="GET", path="/health"))
                 silent = client.recv(1000)

@@ -161,7 +161,12 @@ def _request(
     urgency: Json = {"priority": "batch"}
     if math.isfinite(deadline):
         urgency["deadline"] = max(1.0, deadline - time.time())
-    http = HttpRequest(
+
+    def note(http: HttpRequest, status: int) -> None:
+        if front.audit and http.caller.served.model:
+            front.audit.add(audit_entry(http, status))
+
+    return HttpRequest(
         method="POST",
         path=line.url,
         id=identity,
@@ -171,11 +176,5 @@ def _request(
         began=time.monotonic(),
         max_body=front.settings.max_body,
         shape=shape,
+        count=note,
     )
-
-    def note(status: int) -> None:
-        if front.audit and http.caller.served.model:
-            front.audit.add(audit_entry(http, status))
-
-    http.count = note
-    return http

@@ -322,7 +322,7 @@ def _endpoint(
             http.caller.trace = front.tracing.begin(*context)
             http.caller.headers |= http.caller.trace.headers
         seen = front.seen_by(http.caller) if front.metered else front
-        http.count = partial(_answered, front, http, path or _label_of(http.path))
+        http.count = partial(_answered, front, path or _label_of(http.path))
         reply = await _reply(seen, http, handler)
         if not http.note.old:
             return reply
@@ -331,7 +331,7 @@ def _endpoint(
     return endpoint
 
 
-def _answered(front: Frontend, http: HttpRequest, path: str, status: int) -> None:
+def _answered(front: Frontend, path: str, http: HttpRequest, status: int) -> None:
     """Count a request whose reply has been made, and note it in the audit log."""
     front.shared.answered.add(path, http.method, status)
     if front.tracing and (trace := http.caller.trace) and trace.requests:

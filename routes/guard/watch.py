@@ -4,6 +4,7 @@ A look at all of them about once a second finds requests that do not end. Of con
 begun the system is asked (tcp_info), seldom: replies do not pass through the guard, and cost nothing here.
 """
 
+import ctypes
 import os
 import socket
 import struct
@@ -15,6 +16,8 @@ from typing import NamedTuple
 from routes.guard.connection import Connection
 from routes.guard.limits import Limits
 
+LARGE = 4 << 20  # bytes of bodies after which memory is given back
+AFTER = 5  # looks, by which they have been read
 UNSENT = 128 << 10  # bytes of a reply that the system keeps beside those on their way
 DONE = 5.0  # seconds of silence after which a reply is over; else it sends a byte four times a second
 SLACK = 0.05  # seconds by which the times of the system and these may differ
@@ -28,6 +31,7 @@ REFUSED = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 2\r\n"
     b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(REFUSAL), REFUSAL)
 )
+malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
 LINGER = struct.pack("ii", 1, 0)  # what is not sent yet is dropped
 
 # struct tcp_info of linux/tcp.h: milliseconds since the last data, bytes, segments
@@ -57,6 +61,7 @@ class Watch:
         self._next_look = self._next_room = 0.0
         self._held = 0  # bytes of bodies that are not complete
         self._gone = 0  # of the connections
+        self._releases = 0  # looks at which memory is given back
 
     def listens(self, number: int) -> None:
         """Connections of that socket are watched, and keep little that is not sent."""
@@ -93,7 +98,9 @@ class Watch:
                         self._expire(connection, 408, LATE.format(clock.part))
                     elif clock.part == "body":
                         bodies.append(connection)
-            self._held = sum(each.holding for each in bodies)
+            held = sum(each.holding for each in bodies)
+            self._release(self._held - held)
+            self._held = held
             if self._held > self._limits.held:
                 self._shed(bodies, now)
         finally:
@@ -185,6 +192,15 @@ class Watch:
                 continue
             with suppress(OSError), _copy(connection.number) as copy:
                 copy.shutdown(socket.SHUT_RD)
+
+    def _release(self, gone: int) -> None:
+        """Give memory back to the system at the next looks after so many bytes of bodies have gone.
+
+        They come in small pieces to many threads, each of which would keep what it has had once.
+        """
+        if self._releases and malloc_trim:
+            malloc_trim(0)
+        self._releases = AFTER if gone >= LARGE else max(0, self._releases - 1)
 
     def _traffic(self, copy: socket.socket) -> Traffic | None:
         """None if it is no connection that was accepted here, or one that has ended."""

@@ -55,7 +55,9 @@ class HttpRequest:
     note: Note = field(default_factory=Note)  # of the guard
     fingerprint: str = ""  # of the model that has answered
     ignored: Sequence[str] = ()  # members of lists of the body that are left out
-    count: Callable[[int], None] = lambda status: None  # is called once, with the status of the response
+    # Is called once, with this and the status of the response. It holds no request: a request that it held
+    # would stay, with its body, until cycles are looked for.
+    count: Callable[["HttpRequest", int], None] = lambda http, status: None
     caller: Caller = field(default_factory=Caller)
 
     @classmethod
@@ -207,7 +209,7 @@ def log_access(http: HttpRequest, status: int, outcome: str = "") -> None:
 
     Also counts the request.
     """
-    http.count(status)
+    http.count(http, status)
     level = logging.DEBUG if http.path in PROBES else logging.INFO
     if not log.isEnabledFor(level):
         return

@@ -244,7 +244,9 @@ def _killed(role: str) -> Step:
     def step(place: Scenario) -> None:
         """A process of that role is killed, and another one does its work soon."""
         found = place.server.children()
-        name = next(name for name in found if name.startswith(role))
+        name = next((name for name in found if name.startswith(role)), None)
+        if name is None:  # one engine has no process that writes for it
+            return
         os.kill(found[name], signal.SIGKILL)
         until(lambda: not alive(found[name]), SETTLED)
         until(lambda: len(place.server.children()) == len(found), PATIENCE)
@@ -254,4 +256,5 @@ def _killed(role: str) -> Step:
 
 
 # Steps that take seconds: processes that begin, over what is on the disk.
-RESTARTS = {f"{role} restarted": _killed(role) for role in ("frontend", "batches", "database", "engine")}
+ROLES = {"front end": "frontend", "batches": "batches", "database": "sessions.db", "engine": "engine"}
+RESTARTS = {f"{what} restarted": _killed(role) for what, role in ROLES.items()}

@@ -81,20 +81,20 @@ async def collection(front: Frontend, http: HttpRequest) -> Response:
 async def one(front: Frontend, http: HttpRequest) -> Response:
     """GET, PATCH and DELETE /v3/glossaries/{id}. Raises ApiError."""
     body = allowed_fields(front, http, required=http.method == "PATCH", always=True)
-    fields = ChangeFields.from_json(body) if http.method == "PATCH" else None
     glossary = await glossary_store.one_glossary(front, id_of(http))
     if http.method == "DELETE":
         await glossary_store.remove(front, glossary.id)
         return empty_response(http)
-    if fields:
-        glossary = await _changed(front, glossary, fields)
+    if http.method == "PATCH":
+        glossary = await _changed(front, glossary, ChangeFields.from_json(body))
     return json_response(http, _described(glossary))
 
 
 async def entries(front: Frontend, http: HttpRequest) -> Response:
     """GET /v3/glossaries/{id}/entries: the terms of the dictionaries that the URL names. Raises ApiError."""
-    query = OpenPairQuery.from_json(_languages(allowed_fields(front, http, always=True)))
+    sent = allowed_fields(front, http, always=True)
     glossary = await glossary_store.one_glossary(front, id_of(http))
+    query = OpenPairQuery.from_json(_languages(sent))
     wanted = [_code(query.source_lang), _code(query.target_lang)]
     found = [
         terms
@@ -117,16 +117,16 @@ async def entries(front: Frontend, http: HttpRequest) -> Response:
 
 async def dictionaries(front: Frontend, http: HttpRequest) -> Response:
     """PUT and DELETE /v3/glossaries/{id}/dictionaries: replace one, or delete it. Raises ApiError."""
-    if http.method == "PUT":
-        body = allowed_fields(front, http, required=True, always=True)
-        fields = ReplaceFields.from_json(body)
+    replaces = http.method == "PUT"
+    sent = allowed_fields(front, http, required=replaces, in_url=not replaces, always=True)
+    glossary = await glossary_store.one_glossary(front, id_of(http))
+    if replaces:
+        fields = ReplaceFields.from_json(sent)
         new = await asyncio.to_thread(read_entries, fields.entries, fields.entries_format)
-        glossary = await glossary_store.one_glossary(front, id_of(http))
         await glossary_store.replace_terms(front, glossary, fields.pair, new)
         return json_response(http, _dictionary(glossary.terms[fields.pair]))
-    named = PairQuery.from_json(_languages(allowed_fields(front, http, in_url=True, always=True)))
+    named = PairQuery.from_json(_languages(sent))
     pair = pair_of(named.source_lang, named.target_lang)
-    glossary = await glossary_store.one_glossary(front, id_of(http))
     if pair not in glossary.terms:
         raise _no_dictionary(glossary, pair)
     await glossary_store.remove_pair(front, glossary, pair)

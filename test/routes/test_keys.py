@@ -270,9 +270,9 @@ def secret(keys: Keys) -> Iterator[str]:
     """What alice has stored and has running, whose words are in no request of bob. The id of a response."""
     alice = keys.clients["alice"]
     for session in (SESSION, f"{SESSION}:1"):
-        assert turn(alice, session, "alice's secret").status_code == 200
-    made = alice.post("/v1/responses", json={"input": "alice's secret"}).json()
-    endless = {"contents": ["hang alice's secret"], "stream": True}
+        assert turn(alice, session, "alice's diary").status_code == 200
+    made = alice.post("/v1/responses", json={"input": "alice's diary"}).json()
+    endless = {"contents": ["hang alice's diary"], "stream": True}
     with alice.stream("POST", V1, json=endless, headers={"x-request-id": REQUEST}) as running:
         assert running.status_code == 200
         yield made["id"]
@@ -299,7 +299,7 @@ def test_no_route_shows_or_changes_what_belongs_to_another_key(keys, secret, rou
             for body in (named, {name: named[name] for name in named if name != "previous_response_id"}):
                 answer = bob.request(method, path, params=query, json=body, headers=headers)
                 assert answer.status_code < 500, answer.text
-                assert "secret" not in answer.text
+                assert "diary" not in answer.text
                 assert "\x1e" not in answer.text and "\\u001e" not in answer.text
                 if ":id" in route.path:
                     assert answer.status_code == 404, answer.text

@@ -132,17 +132,14 @@ class Asking:
 def all_said(flags: list[str]) -> list[object]:
     """What a server with these flags answers."""
     server = Server(*flags)
-    asking = Asking(server)
-    for ask in (
-        asking.prompts,
-        asking.sessions,
-        asking.responses,
-        asking.pauses,
-        asking.kill,
-        asking.prompts,
-    ):
-        ask()
-    assert server.stop() == 0, server.log()
+    try:
+        asking = Asking(server)
+        for ask in (asking.prompts, asking.sessions, asking.responses, asking.pauses, asking.kill):
+            ask()
+        asking.prompts()
+    finally:
+        code = server.stop()
+    assert code == 0, server.log()
     return asking.said
 
 

@@ -1,10 +1,14 @@
 """What --model-path makes of the configuration."""
 
+import sys
+
 import pytest
 
 from app import parse
 from rwkv_batch.config import has_password
 from rwkv_batch.engine.startup import open_store
+from rwkv_batch.state.elsewhere.objects import Objects
+from rwkv_batch.state.entries import StoreError
 
 
 def engines(*args: str) -> list[tuple[str | None, str | None, str | None]]:
@@ -235,3 +239,15 @@ def test_what_servers_cannot_share_is_refused(secret, flags, sentence, capsys):
     with pytest.raises(SystemExit):
         parse(words)
     assert sentence in capsys.readouterr().err
+
+
+def test_a_package_that_is_missing_is_named_with_its_requirements(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("opentelemetry", "fsspec")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("opentelemetry", "fsspec"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SystemExit):
+        parse(["--traces", "http://127.0.0.1:4318/v1/traces"])
+    assert "OpenTelemetry is missing; pip install -r requirements-traces.txt" in capsys.readouterr().err
+    with pytest.raises(StoreError, match=r"needs fsspec; pip install -r requirements-cluster\.txt\.$"):
+        Objects("s3://bucket/images", "some")

@@ -107,7 +107,10 @@ async def stored_glossary(front: Frontend, http: HttpRequest, fields: Json) -> G
         if asked not in glossary.terms:
             raise native_field(field, f"this glossary {_is_for(glossary)}")
         found = await glossary_store.entries_of(front, glossary.terms[asked])
-        made = made.before(await asyncio.to_thread(_terms, asked, found))
+        try:
+            made = made.before(await asyncio.to_thread(_terms, asked, found))
+        except GlossaryError as error:  # it was stored when more was taken
+            raise native_field(field, f"this glossary cannot be used, {error}; store it anew") from None
     return made
 
 

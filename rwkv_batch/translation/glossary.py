@@ -26,9 +26,11 @@ from rwkv_batch.translation.language.scripts import WORD, joins_words
 
 ANY = ("", "*")
 MOST_TERMS, LONGEST = 50_000, 200  # of a glossary, and characters of a form
+MOST_TARGETS = 64  # forms of a target: an answer that lacks a term is searched for each of them
 MOST_PAIRS = 64  # of languages, for which terms are kept
 MOST_CHARACTERS = 500_000  # of the terms of a request: what finds them takes a hundred bytes for each
-ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);?")  # of HTML
+# Of HTML. Python reads no decimal number of thousands of digits.
+ENTITY = re.compile(r"&(?:#[0-9]{1,32}|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);?")
 EDGE = "\0"  # stands where a word begins and ends in what is searched
 
 
@@ -260,6 +262,10 @@ def _term(columns: list[str]) -> Term:
     forms = _forms(source), _forms(target)
     if not all(forms):
         raise GlossaryError("a term needs a source and a target")
+    if len(forms[1]) > MOST_TARGETS:
+        raise GlossaryError(
+            f"a term becomes one of {len(forms[1])} forms, and at most {MOST_TARGETS} are taken"
+        )
     if max(map(len, (*forms[0], *forms[1]))) > LONGEST:
         raise GlossaryError(f"a form of a term has at most {LONGEST} characters")
     if EDGE in source:

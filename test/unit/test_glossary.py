@@ -152,3 +152,18 @@ def test_forms_of_a_request_are_limited():
         from_pairs({"|".join(map(str, range(50_000))): "x"})
     with pytest.raises(GlossaryError, match="at most 500000"):
         from_pairs({f"{number} " + "x" * 190: "y" for number in range(3000)})
+
+
+def test_forms_that_a_term_becomes_are_limited():
+    from_pairs({"dog": "|".join(map(str, range(64)))})
+    with pytest.raises(GlossaryError, match="65 forms, and at most 64"):
+        from_pairs({"dog": "|".join(map(str, range(65)))})
+    with pytest.raises(GlossaryError, match=r"^line 2: .* at most 64"):
+        parse("cat\tKatze\ndog\t" + "|".join(map(str, range(65))))
+
+
+@pytest.mark.parametrize("number", ["&#" + "9" * 5000, "&#x" + "f" * 5000])
+def test_a_character_of_any_number_of_digits_can_stand_in_html(number):
+    text = f"{number}; a dog"
+    terms = from_pairs({"dog": "Hund"}).pair("en", "de")
+    assert terms.places(text, escaped=True) == [(len(text) - 3, len(text))]

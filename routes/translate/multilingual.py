@@ -139,17 +139,19 @@ async def _changed(front: Frontend, glossary: StoredGlossary, fields: ChangeFiel
         raise ApiError(400, "Nothing is changed: send `name`, `dictionaries` or both.")
     new = await asyncio.to_thread(_read, fields.dictionaries or ())
     for pair, entries in new.items():
-        old = glossary.terms.get(pair)
-        kept = await glossary_store.entries_of(front, old) if old else b""
-        both = await asyncio.to_thread(_together, kept, entries) if old else entries
-        await glossary_store.replace_terms(front, glossary, pair, both)
+        if old := glossary.terms.get(pair):
+            kept = await glossary_store.entries_of(front, old)
+            new[pair] = await asyncio.to_thread(_together, kept, entries)
+    for pair, entries in new.items():  # all of them fit
+        await glossary_store.replace_terms(front, glossary, pair, entries)
     return await glossary_store.rename(front, glossary, fields.name) if fields.name else glossary
 
 
 def _together(old: bytes, new: Entries) -> Entries:
-    """Terms that are stored and new ones, which go before those. Raises ApiError 400."""
-    added = dict(glossary_store.decoded(old)) | dict(new)
-    return read_entries("\n".join("\t".join(entry) for entry in added.items()), "tsv", "dictionaries")
+    """New terms, and behind them those that are stored. Raises ApiError 400."""
+    first = dict(new)
+    kept = [entry for entry in glossary_store.decoded(old) if entry[0] not in first]
+    return read_entries("\n".join("\t".join(entry) for entry in (*new, *kept)), "tsv", "dictionaries")
 
 
 def _read(dictionaries: Sequence[DictionaryFields]) -> dict[Pair, Entries]:

@@ -92,7 +92,7 @@ def test_a_glossary_is_changed(server, stored):
     ).json()
     assert changed["name"] == "theirs" and changed == server.http.get(place(stored)).json()
     assert changed["dictionaries"] == [count("en", "de", 2), count("en", "es", 1), count("en", "fr", 2)]
-    assert entries(server, stored, **TO_FRENCH) == {("en", "fr"): "world\tmonde\nmoon\tlune"}, "terms stay"
+    assert entries(server, stored, **TO_FRENCH) == {("en", "fr"): "moon\tlune\nworld\tmonde"}
     named = ASKED | {"glossary_id": stored["glossary_id"], "target_lang": "FR"}
     assert "Hello monde" in translated(server, named)
     new = FRENCH | {"entries": "world,univers"}
@@ -109,6 +109,23 @@ def test_a_glossary_is_changed(server, stored):
     assert list(entries(server, stored)) == [("en", "de"), ("en", "es")]
     answer = server.http.post("/v2/translate", json=named)
     assert answer.status_code == 400 and "from EN to DE, EN to ES" in answer.json()["message"]
+
+
+def test_a_new_term_counts_before_those_that_are_stored(server, stored):
+    named = ASKED | {"text": ["Hello big dogs"], "glossary_id": stored["glossary_id"]}
+    assert "Hello Hofhund" in translated(server, named)
+    new = GERMAN | {"entries": "big dogs\tDoggen"}
+    changed = server.http.patch(place(stored), json={"dictionaries": [new]}).json()
+    assert changed["dictionaries"][0] == count("en", "de", 3), "the others stay"
+    assert "Hello Doggen" in translated(server, named)
+
+
+def test_a_change_of_which_a_part_does_not_fit_changes_nothing(server, stored):
+    fits = GERMAN | {"entries": "world\tWelt"}
+    too_much = FRENCH | {"entries": "\n".join(f"{number},x" for number in range(25_000))}  # with one stored
+    answer = server.http.patch(place(stored), json={"dictionaries": [fits, too_much]})
+    assert answer.status_code == 400 and "50002 forms" in answer.json()["message"]
+    assert entries(server, stored)["en", "de"] == GERMAN["entries"]
 
 
 def test_both_versions_of_the_api_know_a_glossary_of_one_pair(server, stored):

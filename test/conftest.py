@@ -87,6 +87,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     quick = config.getoption("--quick")
     if collection_path.is_dir():
         return True if quick and collection_path.name in THOROUGH else None
+    if collection_path.suffix != ".py":  # it may be no text, as what an editor keeps beside a file
+        return None
     text = collection_path.read_text(encoding="utf-8")
     if quick and MARKED.search(text):
         return True

@@ -162,12 +162,13 @@ class Accounts:
     def _put_back(self, used: dict[tuple[str, str, int], list[int]]) -> None:
         with self._lock:
             for place, counts in used.items():
-                later = self._used.get(place, [0, 0, 0, 0])
-                self._used[place] = [a + b for a, b in zip(counts, later, strict=True)]
+                later = self._used.setdefault(place, [0, 0, 0, 0])
+                for number, count in enumerate(counts):  # in its place: a stream that is found now adds to it
+                    later[number] += count
 
     def _write_always(self) -> None:
         while True:
-            self._due.wait(WRITE_EVERY)
+            self._due.wait(WRITE_EVERY - TOGETHER)
             self._due.clear()
             try:
                 self.write()

@@ -33,7 +33,7 @@ check:  # everything, as CI runs it; about 22 minutes on two cores
 	$(MAKE) --no-print-directory fuzz ARGS="--minutes 1"
 	$(MAKE) --no-print-directory check-cluster
 
-with-tools: $(VENV)/.installed-dev  # one after the other, as both may install something
+with-tools: $(VENV)/.installed-dev  # one after the other, as each may install something
 	$(BIN)/python deploy/check.py
 	$(BIN)/python test/helpers/chromium.py
 	$(BIN)/python test/helpers/postgres_server.py

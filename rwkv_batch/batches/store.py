@@ -64,12 +64,21 @@ class BatchStore:
         self._left: list[Path] = []  # files that could not be removed
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._database = sqlite3.connect(
-                self._folder / DATABASE, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=NORMAL")
-            self._database.executescript(TABLES)
+            with contextlib.ExitStack() as on_error:
+                self._database = sqlite3.connect(
+                    self._folder / DATABASE,
+                    timeout=BUSY_SECONDS,
+                    isolation_level=None,
+                    check_same_thread=False,
+                )
+                on_error.callback(self._database.close)
+                self._database.execute("PRAGMA journal_mode=WAL")
+                self._database.execute("PRAGMA synchronous=NORMAL")
+                self._database.executescript(TABLES)
+                # Where a file cannot be opened to be written SQLite opens it to be read, for as long as the
+                # connection lasts: what writes nothing fails then, too.
+                self._database.execute("DELETE FROM results WHERE false")
+                on_error.pop_all()
         except (OSError, sqlite3.Error) as error:
             raise BatchesError(
                 f"--batch-dir {folder} cannot be used ({error}); name another folder."

@@ -66,6 +66,9 @@ class UsageStore:
                 self._database.execute("PRAGMA journal_mode = WAL")
                 self._database.execute("PRAGMA synchronous = NORMAL")
                 self._database.execute(TABLE)
+                # Where a file cannot be opened to be written SQLite opens it to be read, for as long as the
+                # connection lasts: what writes nothing fails then, too.
+                self._database.execute("DELETE FROM usage WHERE false")
                 on_error.pop_all()
         except (OSError, sqlite3.Error) as error:
             raise KeysError(

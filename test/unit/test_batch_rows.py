@@ -263,6 +263,18 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path):
         BatchStore(tmp_path / "file")
 
 
+def test_a_folder_whose_database_can_only_be_read_is_refused(tmp_path: Path, monkeypatch):
+    folder, connect = tmp_path / "batches", sqlite3.connect
+    BatchStore(folder).close()
+
+    def opened(path: Path, **options: object) -> sqlite3.Connection:
+        return connect(f"file:{path}?mode=ro", uri=True, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", opened)
+    with pytest.raises(BatchesError, match="cannot be used"):
+        BatchStore(folder)
+
+
 def test_a_batch_that_is_cancelled_while_its_lines_are_checked_ends(store: BatchStore, monkeypatch):
     name, checking, ended = begin(store, 3), threading.Event(), threading.Event()
     front_end = BatchStore(store.path(""))

@@ -539,6 +539,27 @@ def test_a_usage_file_that_is_opened_again_keeps_its_locks(file, monkeypatch):
     assert "database is locked" in said
 
 
+def test_a_usage_file_that_could_once_only_be_read_is_written_later(file, monkeypatch):
+    """SQLite opens a file to be read where it cannot open it to be written, as without free descriptors."""
+    key_of(file, "first")
+    UsageStore(usage_file(file)).close()
+    connect, only_read = sqlite3.connect, [True]
+
+    def opened(path: Path, **options: object) -> sqlite3.Connection:
+        if only_read[0]:
+            return connect(f"file:{path}?mode=ro", uri=True, **options)
+        return connect(path, **options)
+
+    monkeypatch.setattr(usage.sqlite3, "connect", opened)
+    accounts, caller = of_alice(file)
+    caller.served.model = "m"
+    accounts.began(caller, 1, 10, 0)
+    accounts.write()
+    only_read[0] = False
+    (used,) = accounts.read_now("alice", "0000-00-00", "9999-99-99")
+    assert used.prompt_tokens == 10
+
+
 @pytest.mark.parametrize("damage", [lambda file: file.write_text("{"), Path.unlink], ids=["damaged", "gone"])
 def test_a_front_end_that_begins_with_a_damaged_file_takes_the_keys_from_before(file, damage, caplog):
     secrets = {name: records.add(file, Key(name, "", 0, 0.0)) for name in ("alice", "bob")}

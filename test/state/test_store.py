@@ -1,6 +1,9 @@
 """The database: what it keeps, transactions, and what goes with what is deleted."""
 
 import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -34,7 +37,9 @@ from rwkv_batch.state.entries import (
     StoreError,
 )
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.state.sql.sqlite import connect, explain
+from rwkv_batch.state.sql.sqlite import connect, explain, unreadable
+
+SHARED_BYTES = (1 << 30) + 2, 510  # which SQLite locks while a file is in use
 
 # What it keeps
 
@@ -290,3 +295,18 @@ def test_a_value_that_a_table_does_not_take_is_no_damage(tmp_path: Path) -> None
         connection.execute("INSERT INTO t VALUES (?)", (float("nan"),))
     connection.close()
     assert not isinstance(explain(refused.value, tmp_path / "x.db"), StoreBroken)
+
+
+def test_looking_for_damage_keeps_the_locks_of_connections(path: Path) -> None:
+    """Another process would take the log away under a connection whose lock has gone."""
+    with closing(Store(path)) as store:
+        do(store, StoreDocument("d", 1.5, b"text"))
+        assert store.read_document("d") == b"text"
+        assert unreadable(path) == unreadable(path) == ""
+        first, size = SHARED_BYTES
+        program = (
+            "import fcntl, sys; file = open(sys.argv[1], 'r+b'); "
+            f"fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, {size}, {first})"
+        )
+        said = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True)
+        assert "BlockingIOError" in said.stderr

@@ -5,6 +5,7 @@ import os
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from urllib.parse import quote
 
 from rwkv_batch.state.entries import DiskFailed, StoreBroken, StoreError
@@ -23,6 +24,8 @@ _BROKEN = {
     sqlite3.SQLITE_MISMATCH,
     sqlite3.SQLITE_CONSTRAINT,
 }
+_lasting_files: dict[tuple[int, int], int] = {}  # descriptors by device and inode
+_lasting_lock = Lock()
 # What it reports of values, in a file that is whole.
 _REFUSED = {sqlite3.SQLITE_CONSTRAINT_NOTNULL, sqlite3.SQLITE_CONSTRAINT_CHECK}
 
@@ -106,11 +109,12 @@ def unreadable(path: Path, most: int | None = None) -> str:
     left = math.inf if most is None else most
     for suffix in ("", "-wal"):
         try:
-            with open(f"{path}{suffix}", "rb", buffering=0) as file:
-                while data := file.read(READ_BYTES):
-                    left -= len(data)
-                    if left < 0:
-                        return "the database may be damaged"
+            descriptor, place = _lasting(f"{path}{suffix}"), 0
+            while data := os.pread(descriptor, READ_BYTES, place):
+                place += len(data)
+                left -= len(data)
+                if left < 0:
+                    return "the database may be damaged"
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -118,8 +122,24 @@ def unreadable(path: Path, most: int | None = None) -> str:
     return ""
 
 
+def _lasting(path: str) -> int:
+    """A descriptor to read a file that connections of this process may have open. Raises OSError.
+
+    It is never closed, as that would end their locks, and there is one for each file.
+    """
+    with _lasting_lock:
+        found = os.stat(path)
+        identity = found.st_dev, found.st_ino
+        if identity not in _lasting_files:
+            _lasting_files[identity] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return _lasting_files[identity]
+
+
 def is_other(path: Path) -> bool:
-    """Whether the file holds something else: most of its first bytes are wrong, and not only zeros."""
+    """Whether the file holds something else: most of its first bytes are wrong, and not only zeros.
+
+    For a file to which this process has no connection, whose locks would end.
+    """
     with suppress(OSError), path.open("rb") as file:
         found = file.read(len(BEGINNING))
         right = sum(one == other for one, other in zip(found, BEGINNING, strict=False))

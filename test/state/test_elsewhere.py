@@ -12,6 +12,7 @@ from databases import new_name
 from faulty_objects import PROTOCOL, FaultyObjects
 from pools import BEGINNING, Bench, after
 from postgres_server import PostgresServer
+from serving import until
 
 from rwkv_batch.state.elsewhere import fetching, keeping
 from rwkv_batch.state.elsewhere.fetching import Sources
@@ -245,6 +246,81 @@ def test_an_object_that_was_never_finished_is_removed(
         settled(store)
         assert objects.kept == {}
         assert database.execute("SELECT count(*) FROM objects").fetchone() == (0,)
+
+
+@pytest.fixture
+def held(objects: type[FaultyObjects], monkeypatch: pytest.MonkeyPatch) -> "HeldWrites":
+    return HeldWrites(objects, monkeypatch)
+
+
+class HeldWrites:
+    """What is written to the store waits: `begun` is set when a write comes; `go_on` lets all be done."""
+
+    def __init__(self, objects: type[FaultyObjects], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on, self.calls = threading.Event(), threading.Event(), list[str]()
+        write, remove = objects.pipe_file, objects.rm_file
+
+        def pipe_file(store: FaultyObjects, path: str, value: bytes) -> None:
+            self.calls.append("write")
+            self.begun.set()
+            assert self.go_on.wait(PATIENCE)
+            write(store, path, value)
+
+        def rm_file(store: FaultyObjects, path: str) -> None:
+            self.calls.append("remove")
+            remove(store, path)
+
+        monkeypatch.setattr(objects, "pipe_file", pipe_file)
+        monkeypatch.setattr(objects, "rm_file", rm_file)
+
+
+def test_a_state_on_its_way_to_the_store_goes_with_its_session(
+    opened: Callable[..., PostgresStore], objects: type[FaultyObjects], held: HeldWrites
+) -> None:
+    store = opened("one")
+    with closing(Bench(store=store, replay_tokens=4)) as one, closing(Bench(store=opened("two"))) as two:
+        one.turn("a", FIRST)
+        one.settle()
+        assert held.begun.wait(PATIENCE)
+        assert two.delete("a") == 1
+        settled(two.pool.store)
+        held.go_on.set()
+        settled(store)
+        assert objects.kept == {}
+
+
+def test_what_is_deleted_goes_before_more_states_come(
+    opened: Callable[..., PostgresStore], held: HeldWrites
+) -> None:
+    store = opened("one")
+    with closing(Bench(store=store, replay_tokens=4)) as one:
+        for key in "abc":
+            one.turn(key, FIRST)
+            one.settle()
+        assert held.begun.wait(PATIENCE)
+        assert one.delete("a") == 1
+        held.go_on.set()
+        settled(store)
+    assert held.calls[:2] == ["write", "remove"] and held.calls.count("write") == 3
+
+
+def test_a_state_is_found_while_the_keeper_waits_for_the_database(
+    opened: Callable[..., PostgresStore], database: psycopg.Connection
+) -> None:
+    talk(opened("one"))
+    store = opened("two")
+    with closing(Bench(store=store)) as two:
+        settled(store)
+        database.execute("INSERT INTO objects VALUES (77, %s, 1, true, true, now())", (URL,))
+        with database.transaction():
+            database.execute("SELECT 1 FROM objects WHERE turn = 77 FOR UPDATE")
+            store.keeper.sweep()
+            until(lambda: waits_for_a_lock(database))
+            assert resume(two) == []
+
+
+def waits_for_a_lock(database: psycopg.Connection) -> bool:
+    return database.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone() is not None
 
 
 @pytest.mark.parametrize("url", ["nothing://bucket", "reference://x"])

@@ -90,11 +90,13 @@ class Keeper(threading.Thread):
                     now = time.monotonic()
                     until = self._rests_until if self._waiting else self._swept + SWEEP
                     self._changed.wait(min(SWEEP, max(0.01, until - now)))
-                    self._sweeps |= time.monotonic() >= self._swept + SWEEP
                 if self._closing:
                     return
                 self._works = True
-                image = next(iter(self._waiting.values())) if self._may_copy() else None
+                self._sweeps |= time.monotonic() >= self._swept + SWEEP
+                # What is deleted goes first: images may always be waiting.
+                tidies = self._sweeps or self._removes
+                image = next(iter(self._waiting.values())) if self._may_copy() and not tidies else None
                 if image is None:
                     sweeps, self._sweeps, self._removes = self._sweeps, False, False
             try:
@@ -126,7 +128,8 @@ class Keeper(threading.Thread):
         if not self._whereabouts.begin(image.turn, self._objects.url, len(data)):
             return
         self._objects.write(image.turn, data, WRITE_SECONDS)
-        if not self._whereabouts.finish(image.turn):
+        if not self._whereabouts.finish(image.turn):  # who removes such objects may have been there before it
+            self._objects.remove(image.turn, WRITE_SECONDS)
             self.removed()
 
     def _sweep(self) -> None:

@@ -23,6 +23,8 @@ _BEGIN = """
         gone = false, changed = now()
     WHERE o.place <> excluded.place OR o.gone OR NOT o.stored"""
 
+_UNWANTED = f"(gone OR NOT stored AND changed < now() - interval '{UNFINISHED}')"
+
 
 class Copy(NamedTuple):
     """Where a state may be: at the server that made its turn, in the store that servers share, or both."""
@@ -62,9 +64,7 @@ class Whereabouts:
 
     def unwanted(self, place: str) -> list[int]:
         """Turns whose objects there can go, not all at once."""
-        query = f"""
-            SELECT turn FROM objects WHERE place = %s AND (gone OR NOT stored)
-            AND (gone OR changed < now() - interval '{UNFINISHED}') LIMIT {SOME}"""
+        query = f"SELECT turn FROM objects WHERE place = %s AND {_UNWANTED} LIMIT {SOME}"
         return self._run(lambda db: [int(turn) for (turn,) in db.execute(query.encode(), (place,))])
 
     def refuse(self, turn: int) -> None:
@@ -72,9 +72,9 @@ class Whereabouts:
         self._run(lambda db: db.execute("UPDATE objects SET gone = true WHERE turn = %s", (turn,)))
 
     def forget(self, turns: Iterable[int]) -> None:
-        """Their objects are gone."""
-        query = "DELETE FROM objects WHERE turn = ANY(%s) AND (gone OR NOT stored)"
-        self._run(lambda db: db.execute(query, ([*turns],)))
+        """Their objects are gone. One that has been begun again meanwhile is not forgotten."""
+        query = f"DELETE FROM objects WHERE turn = ANY(%s) AND {_UNWANTED}"
+        self._run(lambda db: db.execute(query.encode(), ([*turns],)))
 
     def removed(self, turns: Sequence[int]) -> list[int]:
         """Which of these turns there are no longer."""

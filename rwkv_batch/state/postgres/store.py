@@ -98,9 +98,11 @@ class PostgresStore:
             identity = self._writer.run(partial(schema.migrate, schema=name))
             shared = Objects(sources.objects, identity) if sources.objects else None
             self._index = ImageIndex(folder / f"rwkv_states-{identity}")
-            whereabouts = Whereabouts(partial(self._sharing.run, waits=False))
-            self.elsewhere: Elsewhere | None = Elsewhere(whereabouts, sources.peers, shared)
-            self._keeper = Keeper(whereabouts, self._index, shared)
+            reads, keeps = (
+                Whereabouts(partial(each.run, waits=False)) for each in (self._reader, self._sharing)
+            )
+            self.elsewhere: Elsewhere | None = Elsewhere(reads, sources.peers, shared)
+            self._keeper = Keeper(keeps, self._index, shared)
         except BaseException:
             self.close()
             raise

@@ -8,7 +8,7 @@ expects, the tokens behind that place are likely to come next.
 from collections.abc import Sequence
 from itertools import pairwise
 
-MOST_LOOKED_UP = 32768  # tokens of a prompt, the last ones
+MOST_LOOKED_UP = 32768  # tokens of a prompt, the last ones, and of an expected text, the first ones
 BORDER = -1  # between texts: no draft goes over it
 
 # How a place was found. Behind a token that was right there is the next kind.
@@ -32,7 +32,11 @@ class Lookup:
 
     def __init__(self, prompt: Sequence[int], expected: Sequence[int] = ()) -> None:
         """expected: a text that may come back as the answer; empty: there is none."""
-        self._tokens: list[int] = [*expected, BORDER, *prompt[-MOST_LOOKED_UP:]]
+        self._tokens: list[int] = [
+            *expected[:MOST_LOOKED_UP],
+            BORDER,
+            *prompt[-MOST_LOOKED_UP:],
+        ]
         self._taken = 0  # drawn tokens that are among these
         # By the two tokens in front of it: the last place where these stand. It is not the end.
         pairs, places = pairwise(self._tokens), range(2, len(self._tokens))

@@ -15,12 +15,13 @@ from rwkv_batch.engine.speculation.cost import DraftCost, draft_cost
 from rwkv_batch.runner.protocol import Batch
 from rwkv_batch.runner.speculation.protocol import Verifier
 from rwkv_batch.runner.speculation.torch_verifier import verifier_of
-from rwkv_batch.text.lookup import Lookup
+from rwkv_batch.text.lookup import MOST_LOOKED_UP, Lookup
 from rwkv_batch.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 MOST_TOGETHER = 64  # of all rows: their logits are in memory at once
+MOST_EXPECTED = 4 * MOST_LOOKED_UP  # characters that are read of a prediction
 LEAST_GAIN = 2.0  # what drafts are expected to gain, in multiples of their cost: both are not known well
 
 
@@ -103,7 +104,8 @@ class Drafting:
         if draws.lookup is None:
             if draws.members or draws.constraint:
                 return None
-            prediction = row.request.prediction
+            # One that is as long as a body may be would hold up all rows, once for each row of its request.
+            prediction = row.request.prediction[:MOST_EXPECTED]
             expected = self._tokenizer.encode(prediction) if prediction else []
             draws.lookup = Lookup(row.prompt, [token for token in expected if token < self._vocab])
         return None if row.in_flight else draws.lookup

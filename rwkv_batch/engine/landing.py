@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
 from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.rows.beginnings import Beginnings
@@ -16,7 +15,6 @@ from rwkv_batch.sampling.reference import BROKEN
 from rwkv_batch.wire.protocol import TokenLogprob
 
 NOT_FINITE = "The logits of this text are not finite numbers, so it cannot go on; nothing of it is stored."
-NO_MORE: Mapping[int, MoreDraws] = MappingProxyType({})
 log = logging.getLogger(__name__)
 
 
@@ -26,11 +24,11 @@ class Landing:
     def __init__(self, parts: EngineParts, beginnings: Beginnings, masks: MaskMaker) -> None:
         self._parts, self._beginnings, self._masks = parts, beginnings, masks
 
-    def take(self, step: StepInFlight, ids: list[int], more: Mapping[int, MoreDraws] = NO_MORE) -> None:
+    def take(self, step: StepInFlight, ids: list[int], more: Mapping[int, MoreDraws] | None = None) -> None:
         """Give what a step has drawn, as of Draws.wait, to its rows, and emit their deltas.
 
-        more: what it has drawn behind drafts, as of VerifiedDraws. A row whose logits are not finite has no
-        next token: it ends with an error, and others go on.
+        more: what it has drawn behind drafts, as of VerifiedDraws; None: there are none. A row whose logits
+        are not finite has no next token: it ends with an error, and others go on.
         """
         counts, shown, tokenizer = self._parts.counts, self._parts.rows, self._parts.tokenizer
         marks = step.marks
@@ -64,11 +62,9 @@ class Landing:
                 row.in_flight -= 1
                 taken, token = 1, ids[place]
                 row.take_drawn(token, tokenizer.token_bytes(token), logprobs.get(place))
-                if more and place in more:
-                    last = self._take_more(step, place, token, more[place])
-                    if last is None:
-                        continue
-                    token = last
+                # Where there is more the first token is one of the draft, and so no stop id.
+                if more and place in more and not self._take_more(step, place, more[place]):
+                    continue
             else:
                 drawn = ids[place::rows]
                 taken = row.take_several(drawn, tokenizer)
@@ -87,25 +83,27 @@ class Landing:
         self._masks.submit()
         shown.gather()
 
-    def _take_more(self, step: StepInFlight, place: int, token: int, more: MoreDraws) -> int | None:
-        """Give a row what it has drawn behind its draft, after a first token.
+    def _take_more(self, step: StepInFlight, place: int, more: MoreDraws) -> bool:
+        """Give a row what it has drawn behind its draft, after a first token. Whether it has not failed.
 
-        Returns the token that it has drawn last; None: it has failed. Its text may end before the last of
-        these, at a stop string; its state has then seen more than the text, as where steps are queued ahead.
+        Its text may end before the last of these, at a stop string; its state has then seen more than the
+        text, as where steps are queued ahead.
         """
-        row, tokenizer, taken = step.drawing[place], self._parts.tokenizer, 0
+        row, tokenizer = step.drawing[place], self._parts.tokenizer
+        before = len(row.drawn)
         for drawn, entry in more:
             if not row.generating:
                 break
             logprob = None if entry is None else token_logprob(drawn, entry, tokenizer)
             if drawn == BROKEN or (logprob and not _finite([logprob])):
                 self._fail(row)
-                return None
+                return False
             row.take_drawn(drawn, tokenizer.token_bytes(drawn), logprob)
-            token, taken = drawn, taken + 1
-        row.text.count_draft(step.drafts[place], len(more))
-        self._parts.counts.verified(step.marks, step.drafts[place], len(more), taken)
-        return token
+        drafted, taken = step.drafts[place], len(row.drawn) - before
+        accepted = min(len(more), 1 + taken)  # those behind the end of the text are not of it
+        row.text.count_draft(drafted, accepted)
+        self._parts.counts.verified(drafted, accepted, taken)
+        return True
 
     def _fail(self, row: Row) -> None:
         log.error("logits that are not finite have ended a row")

@@ -2,13 +2,14 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 
 from rwkv_batch.engine.admission import Admission
 from rwkv_batch.engine.constraints.masks import MaskMaker
-from rwkv_batch.engine.landing import NO_MORE, Landing
+from rwkv_batch.engine.landing import Landing
 from rwkv_batch.engine.rows.adapters import Adapters
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.rows import could_not_run
@@ -21,6 +22,7 @@ from rwkv_batch.runner.protocol import Draws
 from rwkv_batch.runner.speculation.protocol import VerifiedDraws
 from rwkv_batch.wire.protocol import RequestKey
 
+NO_DRAFTS: Mapping[int, int] = MappingProxyType({})
 log = logging.getLogger(__name__)
 
 
@@ -88,7 +90,7 @@ class StepLoop:
             batch = replace(batch, steps=steps)
         verified: VerifiedDraws | None = None
         draws: Draws | None
-        drafts = dict[int, int]()
+        drafts: Mapping[int, int] = NO_DRAFTS
         if self._drafting and (drafted := self._drafting.extended(batch, drawing))[1]:
             batch, drafts = drafted
             # Drawn at once: nobody has the slots before their states have moved on.
@@ -97,7 +99,7 @@ class StepLoop:
         else:
             bound = any(row.draws.constraint for row in drawing)
             draws, draw = (None, runner.feed(batch)) if bound else (runner.run(batch), None)
-        marks = counts.launch(plan, batch, drawing, sum(drafts.values()))
+        marks = counts.launch(plan, batch, drawing, sum(drafts.values()) if drafts else 0)
         scored = [(plan[i][0], each) for i, each in batch.scored.items()]
         for row, count in plan:
             if row.advance(count * steps):
@@ -122,7 +124,7 @@ class StepLoop:
             self._pace.wait()
             ids = draws.wait()
             self._pace.land(step.marks.steps)
-            self._landing.take(step, ids, step.verified.more() if step.verified else NO_MORE)
+            self._landing.take(step, ids, step.verified.more() if step.verified else None)
 
     @contextmanager
     def _failing(self, fed: Iterable[Row]) -> Iterator[None]:

@@ -132,6 +132,27 @@ def test_a_text_ends_inside_of_a_draft(plain: Engine, drafted: Engine, told: Row
     assert same(found, want) and accepted(found) > 5 and found[0].tokens < told.tokens
 
 
+def test_counts_of_a_text_that_ends_inside_of_a_draft(plain: Engine, drafted: Engine, told: RowDelta):
+    """No count goes down, which Prometheus would take for a restart, and none has what is not in the text."""
+    tokens, waits = plain.tokenizer.encode(told.text), drafted.counts.waits.between_tokens
+    given = {"sampling": GREEDY, "prediction": told.text, "max_tokens": MOST}
+    for ends, count in (({"stop_ids": tokens[4:5]}, 4), ({"stop_ids": [], "stop_strings": ["upon"]}, 2)):
+        before, known = list(waits.counts), drafts(drafted)
+        (found,) = drafted.generate([TALE], **given, **ends)
+        assert found.tokens == count and 0 < found.accepted < count
+        assert found.accepted + found.rejected == drafts(drafted) - known
+        came = [now - past for now, past in zip(waits.counts, before, strict=True)]
+        assert min(came) == 0 and sum(came) == count - 1, "of all tokens but the first"
+
+
+def test_a_prediction_without_end_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, drafted: Engine):
+    """It is read as far as it may help: what is behind that costs no time and no memory."""
+    read, lookup = [], drafting.Lookup
+    monkeypatch.setattr(drafting, "Lookup", lambda *of: read.append(len(of[1])) or lookup(*of))
+    drafted.generate([TALE], sampling=GREEDY, max_tokens=3, prediction="a b " * (1 << 20))
+    assert len(read) == 1 and 0 < read[0] < drafting.MOST_EXPECTED
+
+
 def test_logprobs_and_ids_of_drafts(drivers: list[Driver], told: RowDelta):
     deltas, given = [], {"sampling": GREEDY, "top_logprobs": 2, "return_ids": True, "flush_tokens": 1}
     for driver in drivers:

@@ -1,6 +1,6 @@
 """What may come next in a text: where its last tokens stood before."""
 
-from rwkv_batch.text.lookup import Lookup
+from rwkv_batch.text.lookup import MOST_LOOKED_UP, Lookup
 
 
 def drafted(lookup: Lookup, most: int = 4) -> list[int]:
@@ -37,6 +37,13 @@ def test_an_expected_text_is_drafted_from_its_beginning_to_its_end():
     assert drafted(lookup) == [24]
     lookup.follow([20, 22, 23, 24])
     assert drafted(lookup) == []
+
+
+def test_an_expected_text_counts_as_far_as_a_prompt():
+    text = [*range(MOST_LOOKED_UP + 2)]
+    lookup = Lookup([], text)
+    lookup.follow(text[:-4])
+    assert drafted(lookup) == text[-4:-2]
 
 
 def test_a_draft_is_as_long_as_its_places_have_been_right():

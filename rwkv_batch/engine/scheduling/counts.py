@@ -164,8 +164,11 @@ class EngineCounts:
                 if row in self.waits.traced:
                     self._trace(row, first_token=now)
 
-    def verified(self, marks: DrawMarks, drafted: int, accepted: int, taken: int) -> None:
-        """A row has drawn `taken` tokens more than one, as of its draft so many tokens were accepted."""
+    def verified(self, drafted: int, accepted: int, taken: int) -> None:
+        """A row has drawn `taken` tokens more than one, as of its draft so many tokens were accepted.
+
+        A stop id is none of them, so that `lack` need not take it back.
+        """
         self.steps.drafted += drafted
         self.steps.accepted += accepted
         if taken:

@@ -1,5 +1,6 @@
 """Steps: as the runner takes them, and those that are queued on the device."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rwkv_batch.engine.constraints.masks import MaskMaker
@@ -26,7 +27,7 @@ class StepInFlight:
     scored: list[tuple[Row, ScoredRow]]  # those that get logprobs of their prompts
     draws: Draws | None
     draw: DrawUnder | None = None  # in place of `draws`, until the masks of its rows are known
-    drafts: dict[int, int] = field(default_factory=dict)  # as of Verifier.feed
+    drafts: Mapping[int, int] = field(default_factory=dict)  # as of Verifier.feed
     verified: VerifiedDraws | None = None  # the draws, where there are drafts
 
     def draw_under(self, masks: MaskMaker) -> Draws:

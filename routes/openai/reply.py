@@ -27,8 +27,7 @@ class OpenAIReply(Reply):
         }
         self._event = {**self._whole, "object": stream_kind}
         self._include_usage = include_usage
-        self._completion_tokens = 0
-        self._drafted: list[RowDelta] = []  # with drafts
+        self._tokens = _Tokens()
 
     def made_by(self, fingerprint: str) -> None:
         self._whole["system_fingerprint"] = self._event["system_fingerprint"] = fingerprint
@@ -43,46 +42,50 @@ class OpenAIReply(Reply):
 
     def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
         choices = [self.whole_choice(row) for row in merge_in_order(deltas)]
-        return {
-            **self._whole,
-            "choices": choices,
-            "usage": _usage(job, sum(d.tokens for d in deltas), deltas),
-        }
+        self._tokens.add(deltas)
+        return {**self._whole, "choices": choices, "usage": self._tokens.usage(job)}
 
     def event(self, choice: Json) -> Json:
         event = {**self._event, "choices": [choice]}
         return {**event, "usage": None} if self._include_usage else event
 
     def events(self, deltas: list[RowDelta]) -> list[Json]:
-        for delta in deltas:
-            self._completion_tokens += delta.tokens
-            if delta.accepted or delta.rejected:
-                self._drafted.append(delta)
+        self._tokens.add(deltas)
         return [self.event(choice) for delta in deltas for choice in self.new_choices(delta)]
 
     def last(self, job: Job) -> list[Json]:
         """The usage, if the client asked for it."""
         if not self._include_usage:
             return []
-        return [{**self._event, "choices": [], "usage": _usage(job, self._completion_tokens, self._drafted)}]
+        return [{**self._event, "choices": [], "usage": self._tokens.usage(job)}]
 
 
-def _usage(job: Job, completion: int, deltas: Sequence[RowDelta]) -> Json:
-    """deltas: those that say something of drafts, or all."""
-    prompt = sum(job.acceptance.prompt_tokens)
-    usage: Json = {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(job.acceptance.cached_tokens)},
-    }
-    accepted, rejected = sum(d.accepted for d in deltas), sum(d.rejected for d in deltas)
-    if accepted or rejected:
-        usage["completion_tokens_details"] = {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": rejected,
+class _Tokens:
+    """Counts what has been generated for a request."""
+
+    def __init__(self) -> None:
+        self._completion = self._accepted = self._rejected = 0
+
+    def add(self, deltas: Sequence[RowDelta]) -> None:
+        for delta in deltas:
+            self._completion += delta.tokens
+            self._accepted += delta.accepted
+            self._rejected += delta.rejected
+
+    def usage(self, job: Job) -> Json:
+        prompt = sum(job.acceptance.prompt_tokens)
+        usage: Json = {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._completion,
+            "total_tokens": prompt + self._completion,
+            "prompt_tokens_details": {"cached_tokens": sum(job.acceptance.cached_tokens)},
         }
-    return usage
+        if self._accepted or self._rejected:
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": self._accepted,
+                "rejected_prediction_tokens": self._rejected,
+            }
+        return usage
 
 
 def logprob_entries(tokens: Sequence[TokenLogprob]) -> list[Json]:

@@ -29,7 +29,6 @@ LOADING = "The model is still loading; try again in a moment."
 ENGINE_LOST = "The engine has stopped and is being started again; try again in a moment."
 NO_REPLY = "The engine does not answer; try again in a moment."
 SHUT_DOWN = "The server is shutting down; try again in a moment."
-STOPPED = "client stopped taking"
 CUT_OFF_WITHIN = 1.0  # seconds that the last events of requests that are cut off may take
 ANSWERED_WITHIN = 60.0  # seconds; a command may have to read a state from disk behind others
 CROWD = 32  # live streams from which on events are joined
@@ -166,7 +165,7 @@ class Frontend:
         if self.shared.live >= self.settings.max_streams:
             stalled = max(self._streams(), key=JobStream.idle, default=None)
             if stalled and stalled.idle() > STALLED:
-                stalled.close(STOPPED)
+                stalled.stop()
         with self.shared.changed:
             if self.shared.live >= self.settings.max_streams:
                 raise ApiError(
@@ -233,11 +232,11 @@ class Frontend:
         if most := self.settings.send_timeout:
             for stream in self._streams():
                 if stream.idle() > most:
-                    stream.close(STOPPED)
+                    stream.stop()
 
     def _streams(self) -> list[JobStream]:
         with self.shared.changed:
-            return list(self.shared.streams)
+            return [stream for stream in self.shared.streams if stream.live]
 
     def engine_lost(self, engine: int = 0) -> None:
         """That engine has died."""

@@ -16,6 +16,8 @@ from rwkv_batch.wire.deltas import merge
 from rwkv_batch.wire.protocol import RowDelta
 
 HEARTBEAT_EVERY = 0.25  # seconds of silence after which a byte is sent; a write shows that a client has left
+STOPPED = "client stopped taking"
+UNREAD = "The reply was not read for too long, and has ended before it was complete."
 EVENT_EVERY = 0.05  # seconds between events of one stream while many streams are live
 # reason -> HTTP status
 REJECTIONS = {
@@ -53,6 +55,7 @@ class JobStream(ABC):
         self._lock = threading.Lock()
         self.status = 200  # or that of the error with which it has ended
         self._over = False
+        self._unread = ""  # what a client that reads on is to get, as it has read nothing for too long
         self._pulling = False
         self._pulled_at = time.monotonic()
 
@@ -60,6 +63,9 @@ class JobStream(ABC):
         return self
 
     def __next__(self) -> bytes:
+        if self._unread:
+            message, self._unread = self._unread, ""
+            return self._fail(message, 503)
         if self._over:
             self.close("ended")
             raise StopIteration
@@ -80,6 +86,17 @@ class JobStream(ABC):
     def idle(self) -> float:
         """Seconds since the client last took something."""
         return 0.0 if self._pulling else time.monotonic() - self._pulled_at
+
+    @property
+    def live(self) -> bool:
+        """Whether it has not been closed. A client that reads nothing keeps one that has."""
+        return self._closed is not None
+
+    def stop(self) -> None:
+        """End it, as its client reads nothing. One that reads on later gets an error, and no end of a reply."""
+        if self.live and not self._over:
+            self._unread = UNREAD
+        self.close(STOPPED)
 
     def close(self, outcome: str = "client left") -> None:
         """Cancel what is left of the job. Safe from any thread, more than once; the first outcome counts."""

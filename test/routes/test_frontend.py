@@ -20,6 +20,8 @@ from serving import until
 
 from rwkv_batch.wire.supervision import Drain, EngineLost, Serving, Stalled
 
+FLOOD = {"contents": ["flood" + "x" * (1 << 20)], "stream": True, "chunk_size": 1 << 16, "max_tokens": 1 << 30}
+
 
 def post(server: FrontendProcess, prompt: str, **fields) -> httpx.Response:
     return server.http.post(V1, json={"contents": [prompt]} | fields)
@@ -183,21 +185,35 @@ def test_too_many_at_once():
 
 
 def test_a_stream_that_nobody_reads_leaves_room_for_another():
-    flood = {
-        "contents": ["flood" + "x" * (1 << 20)],
-        "stream": True,
-        "chunk_size": 1 << 16,
-        "max_tokens": 1 << 30,
-    }
     with (
         FrontendProcess(max_streams=2, patches={"routes.http.frontend.STALLED": 0.3}) as process,
         streaming(process, "hang") as read,
-        process.client().stream("POST", V1, json=flood) as unread,
+        process.client().stream("POST", V1, json=FLOOD) as unread,
     ):
         next(read)
         until(lambda: post(process, "a").status_code == 200)
-        assert process.engine.cancelled == [process.engine.request(flood["contents"][0]).id]
+        assert process.engine.cancelled == [process.engine.request(FLOOD["contents"][0]).id]
         assert next(read) is not None and unread.status_code == 200
+
+
+def test_each_stream_that_nobody_reads_leaves_room_for_one_more():
+    """Also while those that have ended for others still wait for their clients to read."""
+    with (
+        FrontendProcess(max_streams=2, patches={"routes.http.frontend.STALLED": 0.3}) as process,
+        process.client().stream("POST", V1, json=FLOOD),
+        process.client().stream("POST", V1, json=FLOOD),
+        ExitStack() as opened,
+    ):
+        for name in ("hang one", "hang two"):
+            until(lambda name=name: reads(opened, process, name))
+        assert len(process.engine.cancelled) == 2
+
+
+def reads(opened: ExitStack, process: FrontendProcess, prompt: str) -> bool:
+    """Whether a stream of that prompt begins."""
+    return opened.enter_context(
+        process.client().stream("POST", V1, json={"contents": [prompt], "stream": True})
+    ).status_code == 200
 
 
 def test_many_streams_at_once_all_end(server):

@@ -170,3 +170,19 @@ def test_no_character_ends_a_line_of_json(frame, end):
     data = [line for line in text.splitlines() if line and not line.startswith("event: ")]
     assert len(data) == 1 and "\u2027" in text and "\x86" in text and "—" in text
     assert json.loads(data[0].removeprefix("data: ")) == event
+
+
+@pytest.mark.parametrize("kind", ["events", "slow"])
+def test_who_reads_on_after_too_long_gets_an_error(kind):
+    """And no end, which would look as if the reply was complete."""
+    desk = Desk()
+    stream = getattr(desk, kind)()
+    next(stream)
+    assert stream.live
+    stream.stop()
+    assert not stream.live and desk.cancelled == ["job"]
+    error = data(next(stream))[0]["error"] if kind == "events" else json.loads(next(stream))["error"]
+    assert "not read for too long" in error
+    with pytest.raises(StopIteration):
+        next(stream)
+    assert desk.outcomes == ["client stopped taking"]

@@ -140,7 +140,7 @@ class Inbound:
 
     def forget(self) -> None:
         """The connection is broken; nothing of it will be read."""
-        self.out.clear()
+        self.out = BytePieces()  # and not emptied, as another thread may be reading it
         self._drop()
 
     def refuse(self, status: int, message: str) -> None:
@@ -264,6 +264,7 @@ class Inbound:
     def _refuse(self, head: ChangedHead, status: int, message: str) -> None:
         """Have the route answer with an error, without the body, and end the connection."""
         head.note.status, head.note.message = status, message
+        self.old = head.note.old
         head.fields = [field for field in head.fields if field[0] != b"expect"]
         self.out.add(head.write(0, closes=True))
         self._drop()

@@ -27,10 +27,6 @@ class BytePieces:
             self._pieces.append(piece)
             self._size += len(piece)
 
-    def clear(self) -> None:
-        self._pieces.clear()
-        self._gone = self._size = 0
-
     def move(self, address: int, room: int) -> int:
         """Move the first ones, at most `room` bytes, to that place in memory. How many these are."""
         moved = 0

@@ -57,7 +57,7 @@ class Guard:
         self.watch = Watch(limits, self._connections)
         self._listeners: set[int] = set()
         self._stays = Stays()
-        self._real_recv, self._real_accept = Recv(("recv", c)), Accept(("accept4", c))
+        self._real_recv, self._real_accept = _recv_at_once(), Accept(("accept4", c))
         # What is called in place of the C library's; they must live as long as Robyn.
         self.recv, self.accept = Recv(self._read), Accept(self._accepted)
 
@@ -160,7 +160,8 @@ class Guard:
             got = self._real_recv(number, buffer, room, 0)
             if got > 0 and connection.passes(data := ctypes.string_at(buffer, got)):
                 connection.out.add(data)
-        if connection.clock.goes_on(connection.part, asks=len(connection.out) > 0):
+        waiting = len(connection.out)
+        if connection.clock.goes_on(connection.part, asks=waiting > 0) or waiting > room:
             self.watch.holds(taken)
         if connection.out:
             return connection.out.move(buffer, room)
@@ -173,9 +174,18 @@ class Guard:
             if connection.part == "body":
                 with contextlib.suppress(OSError):
                     os.write(number, CONTINUE)
-        if connection.old and connection.own is None and not connection.part:
+        # What no request has come of would be kept by no answer, and the client would wait for the end.
+        if connection.old and connection.out and connection.own is None and not connection.part:
             with contextlib.suppress(OSError):
                 connection.own = socket.socket(fileno=os.dup(number))
+
+
+def _recv_at_once() -> Callable[[int, int, int, int], int]:
+    """The C library's `recv`, during which the caller keeps Python's lock: Robyn's sockets do not block."""
+    recv = ctypes.PyDLL(None, use_errno=True).recv
+    recv.restype = ctypes.c_ssize_t
+    recv.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return recv
 
 
 def replace_calls(library: str, functions: dict[bytes, Callable[..., int]]) -> None:

@@ -5,6 +5,7 @@ begun the system is asked (tcp_info), seldom: replies do not pass through the gu
 """
 
 import ctypes
+import errno
 import os
 import socket
 import struct
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from routes.guard.connection import Connection
 from routes.guard.limits import Limits
+from routes.guard.pieces import BytePieces
 
 LARGE = 4 << 20  # bytes of bodies after which memory is given back
 AFTER = 5  # looks, by which they have been read
@@ -23,6 +25,7 @@ DONE = 5.0  # seconds of silence after which a reply is over; else it sends a by
 SLACK = 0.05  # seconds by which the times of the system and these may differ
 SILENT = 4.0  # seconds without a byte after which a connection may end to make room
 ROOM = 16  # for so large a part of all
+BEHIND = 1.0  # seconds after which a whole body waits behind a reply, as Robyn reads others at once
 CROWDED = 0.25  # seconds until room is made again
 LATE = "The {} of the request took too long to come."
 SLOWEST = "Too many bodies are being sent at once, and this one is the slowest; try again in a moment."
@@ -32,6 +35,7 @@ REFUSED = (
     b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(REFUSAL), REFUSAL)
 )
 malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)  # which say nothing of the connection
 LINGER = struct.pack("ii", 1, 0)  # what is not sent yet is dropped
 
 # struct tcp_info of linux/tcp.h: milliseconds since the last data, bytes, segments
@@ -59,8 +63,8 @@ class Watch:
         self._ports: set[int] = set()  # where connections are accepted
         self._looking = threading.Lock()
         self._next_look = self._next_room = 0.0
-        self._held = 0  # bytes of bodies that are not complete
-        self._gone = 0  # of the connections
+        self._held = 0  # bytes of bodies that are not complete, or not read by Robyn yet
+        self._gone: set[int] = set()  # numbers of connections that have ended
         self._releases = 0  # looks at which memory is given back
 
     def listens(self, number: int) -> None:
@@ -87,9 +91,11 @@ class Watch:
         try:
             now = time.monotonic()
             self._next_look = now + self._limits.every
-            bodies = []
+            bodies, unread = [], []
             for connection in list(self._connections.values()):
                 clock = connection.clock
+                if connection.out:
+                    unread.append(connection)
                 if not clock.part:
                     if now >= clock.due and not clock.gone:
                         self._ask(connection, now)
@@ -98,25 +104,37 @@ class Watch:
                         self._expire(connection, 408, LATE.format(clock.part))
                     elif clock.part == "body":
                         bodies.append(connection)
-            held = sum(each.holding for each in bodies)
+            held = sum(each.holding for each in bodies) + sum(len(each.out) for each in unread)
             self._release(self._held - held)
             self._held = held
             if self._held > self._limits.held:
+                self._shed_unread(unread, now)
                 self._shed(bodies, now)
         finally:
             self._looking.release()
 
     def full(self, number: int) -> bool:
         """Whether there is no room for a new connection with that number, even if others are ended for it."""
-        if before := self._connections.get(number):
-            self._gone -= before.clock.gone
+        if number in self._connections and number not in self._gone:  # the one before it has just ended
             return False
-        if len(self._connections) - self._gone < self._limits.connections:
-            return False
-        if (now := time.monotonic()) >= self._next_room:
+        if self._living >= self._limits.connections and (now := time.monotonic()) >= self._next_room:
             self._next_room = now + CROWDED
             self._make_room(now)
-        return len(self._connections) - self._gone >= self._limits.connections
+        if self._living >= self._limits.connections:
+            return True
+        self._gone.discard(number)
+        return False
+
+    @property
+    def _living(self) -> int:
+        """How many connections have not ended, as far as is known."""
+        return len(self._connections) - len(self._gone)
+
+    def _ends(self, connection: Connection) -> None:
+        """Note that it has ended, or is ending."""
+        connection.clock.gone = True
+        if self._connections.get(connection.number) is connection:
+            self._gone.add(connection.number)
 
     def refuse(self, number: int) -> None:
         """Answer a new connection, and close it."""
@@ -129,15 +147,36 @@ class Watch:
             return now - clock.began > limits.head_seconds
         return now - clock.seen > limits.body_seconds or limits.lasts(connection.holding, now - clock.began)
 
-    def _expire(self, connection: Connection, status: int, message: str) -> None:
-        """Have what has begun answered so: Robyn reads an end, in place of which the guard gives it this."""
+    def _expire(self, connection: Connection, status: int, message: str) -> bool:
+        """Have what has begun answered so: Robyn reads an end, in place of which the guard gives it this.
+
+        Whether the connection ends. Where no file can be opened now, a later look does it.
+        """
         connection.expired = status, message
-        with suppress(OSError), _copy(connection.number) as copy:
-            if self._traffic(copy):
-                copy.shutdown(socket.SHUT_RD)
-                return
-        connection.clock.gone = True
+        try:
+            with self._copy_of(connection) as copy:
+                if self._traffic(copy):
+                    copy.shutdown(socket.SHUT_RD)
+                    return True
+        except OSError as error:
+            if error.errno in SCARCE:
+                connection.expired = None
+                return False
+        self._ends(connection)
         connection.forget()
+        return True
+
+    def _shed_unread(self, unread: list[Connection], now: float) -> None:
+        """End connections whose whole bodies wait behind replies that nobody reads, the oldest first."""
+        for each in sorted(unread, key=lambda each: each.clock.seen):
+            if self._held <= self._limits.held or now - each.clock.seen < BEHIND:
+                return
+            self._held -= len(each.out)
+            with suppress(OSError), self._copy_of(each) as copy:
+                if self._traffic(copy):
+                    _reset(copy)
+            self._ends(each)
+            each.out = BytePieces()
 
     def _shed(self, bodies: list[Connection], now: float) -> None:
         """End the slowest bodies until the others have room."""
@@ -152,46 +191,53 @@ class Watch:
         """Look at a connection on which no request has begun."""
         clock, limits = connection.clock, self._limits
         clock.due = now + limits.soon
-        with suppress(OSError), _copy(connection.number) as copy:
-            if (traffic := self._traffic(copy)) is None:
-                clock.gone = True
-            elif traffic.unread:
-                if traffic.acked != clock.acked:
-                    clock.acked, clock.moved = traffic.acked, now
-                elif now - clock.moved >= limits.unread_seconds:
-                    copy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER)
-                    copy.shutdown(socket.SHUT_RDWR)
-            elif _is_idle(connection, traffic, now):
-                if traffic.silent >= limits.idle_seconds:
-                    copy.shutdown(socket.SHUT_RD)
-                elif traffic.silent >= DONE or not clock.asked:
-                    clock.due = now + limits.idle_seconds - traffic.silent
-            return
-        clock.gone = True
+        try:
+            with self._copy_of(connection) as copy:
+                if (traffic := self._traffic(copy)) is None:
+                    self._ends(connection)
+                elif traffic.unread:
+                    if traffic.acked != clock.acked:
+                        clock.acked, clock.moved = traffic.acked, now
+                    elif now - clock.moved >= limits.unread_seconds:
+                        _reset(copy)
+                elif _is_idle(connection, traffic, now):
+                    if traffic.silent >= limits.idle_seconds:
+                        copy.shutdown(socket.SHUT_RD)
+                    elif traffic.silent >= DONE or not clock.asked:
+                        clock.due = now + limits.idle_seconds - traffic.silent
+        except OSError as error:
+            if error.errno not in SCARCE:
+                self._ends(connection)
+                connection.out = BytePieces()  # Robyn has not read it
 
     def _make_room(self, now: float) -> None:
         """End connections on which nothing happens, and count those that have ended."""
         silent: list[tuple[float, Connection]] = []
-        self._gone = 0
         for connection in list(self._connections.values()):
-            clock, traffic = connection.clock, None
-            with suppress(OSError), _copy(connection.number) as copy:
-                traffic = self._traffic(copy)
-            clock.gone = clock.gone or traffic is None
-            self._gone += clock.gone
-            if traffic is None or clock.gone or traffic.unread or traffic.silent < SILENT:
+            clock = connection.clock
+            if clock.gone:
                 continue
-            if clock.part or _is_idle(connection, traffic, now):
-                silent.append((traffic.silent, connection))
+            try:
+                with self._copy_of(connection) as copy:
+                    traffic = self._traffic(copy)
+            except OSError as error:
+                if error.errno not in SCARCE:
+                    self._ends(connection)
+                continue
+            if traffic is None:
+                self._ends(connection)
+            elif not traffic.unread and traffic.silent >= SILENT:
+                if clock.part or _is_idle(connection, traffic, now):
+                    silent.append((traffic.silent, connection))
         silent.sort(key=lambda each: -each[0])
         for _, connection in silent[: 1 + self._limits.connections // ROOM]:
-            connection.clock.gone = True
-            self._gone += 1
-            if connection.clock.part:
-                self._expire(connection, 408, LATE.format(connection.clock.part))
-                continue
-            with suppress(OSError), _copy(connection.number) as copy:
-                copy.shutdown(socket.SHUT_RD)
+            if part := connection.clock.part:
+                if not self._expire(connection, 408, LATE.format(part)):
+                    continue
+            else:
+                with suppress(OSError), self._copy_of(connection) as copy:
+                    copy.shutdown(socket.SHUT_RD)
+            self._ends(connection)
 
     def _release(self, gone: int) -> None:
         """Give memory back to the system at the next looks after so many bytes of bodies have gone.
@@ -202,8 +248,16 @@ class Watch:
             malloc_trim(0)
         self._releases = AFTER if gone >= LARGE else max(0, self._releases - 1)
 
+    def _copy_of(self, connection: Connection) -> socket.socket:
+        """That of its socket, and not of a later connection with its number. Raises OSError."""
+        copy = _copy(connection.number)
+        if self._connections.get(connection.number) is not connection:
+            copy.close()
+            raise OSError(errno.EBADF, "the connection has ended")
+        return copy
+
     def _traffic(self, copy: socket.socket) -> Traffic | None:
-        """None if it is no connection that was accepted here, or one that has ended."""
+        """None if it is no connection that was accepted here. Raises OSError for one that has ended."""
         if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.getsockname()[1] not in self._ports:
             return None
         copy.getpeername()
@@ -221,6 +275,12 @@ def _is_idle(connection: Connection, traffic: Traffic, now: float) -> bool:
     """Whether it waits for no reply, if everything has been read."""
     asked = connection.clock.asked
     return not asked or (traffic.replied and now - traffic.sent_ago >= asked - SLACK)
+
+
+def _reset(copy: socket.socket) -> None:
+    """End a connection, and what its client has not read."""
+    copy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER)
+    copy.shutdown(socket.SHUT_RDWR)
 
 
 def _copy(number: int) -> socket.socket:

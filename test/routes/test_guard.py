@@ -4,6 +4,7 @@ import ctypes
 import errno
 import gzip
 import json
+import os
 import random
 import select
 import socket
@@ -13,13 +14,15 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import odd_requests
 import pytest
 from frontend_process import PASSWORD, FrontendProcess
 from odd_requests import chunked, request, sized
 
-from routes.guard.inbound import NOTE, Inbound
+from routes.guard.inbound import NOTE, Inbound, Note
 from routes.guard.limits import Limits
+from routes.guard.pieces import BytePieces
 from routes.guard.reads import Guard, Unguarded
 from routes.http.contents import decode, read_form
 from routes.http.errors import ApiError
@@ -35,7 +38,7 @@ def read(*parts: bytes) -> bytes:
             got += part
         else:
             got += bytes(inbound.out)
-            inbound.out.clear()
+            inbound.out = BytePieces()
     return got
 
 
@@ -64,7 +67,7 @@ def test_a_head_in_a_body_is_no_head():
     inbound = Inbound(LIMITS)
     assert not inbound.passes(sized(hidden)[:-1]) and not inbound.out
     assert not inbound.passes(b"\n") and bytes(inbound.out) == sized(hidden)
-    inbound.out.clear()
+    inbound.out = BytePieces()
     assert not inbound.passes(hidden)
 
 
@@ -250,7 +253,7 @@ class Sockets:
 
     def arrived(self) -> bytes | int:
         """What `read` gives once something has come."""
-        select.select([self.server], [], [])
+        assert select.select([self.server], [], [], 20)[0], "nothing comes"
         return self.read()
 
     def close(self) -> None:
@@ -330,6 +333,89 @@ def test_the_slowest_body_ends_where_all_together_are_too_much(listener: socket.
         assert each.arrived() == whole[:4096]
     for each in (slow, *others):
         each.close()
+
+
+def test_whole_bodies_that_nobody_reads_end_where_all_together_are_too_much(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+):
+    """Robyn reads no further request while the reply to one before waits for its client."""
+    monkeypatch.setattr("routes.guard.watch.BEHIND", 0.0)
+    guard = Guard(Limits(body=100_000))
+    every = [Sockets(guard, listener) for _ in range(6)]
+    for each in every:
+        each.client.sendall(sized(b"x" * 100_000))
+        while each.arrived() == errno.EAGAIN:
+            pass
+    guard.watch.look()
+    assert every[0].read() == b""
+    assert every[0].client.recv(1) == b""
+    assert len(every[-1].read(100_000)) > 90_000
+    for each in every:
+        each.close()
+
+
+def test_connections_that_have_ended_leave_room_for_as_many(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("routes.guard.watch.SILENT", 0.0)
+    guard = Guard(Limits(body=100, idle_seconds=1e-9, connections=2))
+    for _ in range(4):
+        Sockets(guard, listener).close()
+        guard.watch.look()
+    first, second = Sockets(guard, listener), Sockets(guard, listener)
+    assert first.read() == errno.EAGAIN, "there was room for both"
+    first.close()
+    second.close()
+
+
+def test_the_number_of_a_connection_that_has_ended_is_no_room(listener: socket.socket):
+    guard = Guard(Limits(body=100, idle_seconds=1e-9, connections=2))
+    ended, other = Sockets(guard, listener), Sockets(guard, listener)
+    number = ended.server.fileno()
+    ended.server.close()
+    guard.watch.look()
+    kept = os.dup(0)
+    assert kept == number, "the lowest one that is free"
+    clients = [socket.create_connection(listener.getsockname()) for _ in range(2)]
+    third = socket.socket(fileno=guard.accept(listener.fileno(), None, None, 0))
+    os.close(kept)
+    assert guard.accept(listener.fileno(), None, None, 0) == -1
+    assert b" 503 " in clients[1].recv(100)
+    for each in (ended, other, third, *clients):
+        each.close()
+
+
+def test_a_request_is_not_lost_where_no_file_can_be_opened(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+):
+    def scarce(number: int) -> int:
+        raise OSError(errno.EMFILE, "no file")
+
+    sockets = Sockets(Guard(Limits(body=100, head_seconds=-1.0)), listener)
+    sockets.client.sendall(b"GET / HT")
+    assert sockets.arrived() == errno.EAGAIN
+    with monkeypatch.context() as patched:
+        patched.setattr("routes.guard.watch.os.dup", scarce)
+        sockets.guard.watch.look()
+    sockets.guard.watch.look()
+    assert b'"status":408' in sockets.arrived()
+    sockets.close()
+
+
+@pytest.mark.parametrize("more", [b"\r\n", b"\0 is no request\r\n\r\n"])
+def test_the_end_of_a_reply_of_http_1_0_is_seen_with_more_behind_the_request(
+    sockets: Sockets, more: bytes
+):
+    sockets.client.sendall(request(b"", b"Connection: keep-alive", method="GET", version="HTTP/1.0"))
+    head = sockets.arrived()
+    assert isinstance(head, bytes)
+    note = next(line for line in head.split(b"\r\n") if line.startswith(NOTE.encode()))
+    sockets.guard.release(msgspec.json.decode(note.partition(b":")[2], type=Note))
+    sockets.client.sendall(more)
+    sockets.arrived()
+    sockets.server.close()
+    sockets.client.settimeout(5)  # a deadline
+    assert sockets.client.recv(1) == b""
 
 
 def test_a_library_that_cannot_be_guarded_is_named(tmp_path: Path):

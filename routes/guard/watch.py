@@ -226,9 +226,11 @@ class Watch:
                 continue
             if traffic is None:
                 self._ends(connection)
-            elif not traffic.unread and traffic.silent >= SILENT:
-                if clock.part or _is_idle(connection, traffic, now):
-                    silent.append((traffic.silent, connection))
+                continue
+            if traffic.unread or traffic.silent < SILENT:
+                continue
+            if clock.part or _is_idle(connection, traffic, now):
+                silent.append((traffic.silent, connection))
         silent.sort(key=lambda each: -each[0])
         for _, connection in silent[: 1 + self._limits.connections // ROOM]:
             if part := connection.clock.part:

@@ -93,7 +93,7 @@ class JobStream(ABC):
         return self._closed is not None
 
     def stop(self) -> None:
-        """End it, as its client reads nothing. One that reads on later gets an error, and no end of a reply."""
+        """End it, as its client reads nothing. One that reads on gets an error, and no end of a reply."""
         if self.live and not self._over:
             self._unread = UNREAD
         self.close(STOPPED)

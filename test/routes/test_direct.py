@@ -63,7 +63,7 @@ def test_a_reply_that_gets_no_thread_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(threading.Thread, "start", fail)
     stream, guard, old = Pieces(), Connections(), Old()
     reply = StreamingResponse(stream, 200, Headers({}), "text/plain")  # type: ignore[arg-type]
-    sent = asyncio.run(send_directly(guard, old, reply))  # type: ignore[arg-type]
+    sent = asyncio.run(send_directly(guard, old, reply, 0))  # type: ignore[arg-type]
     assert isinstance(sent, Response) and sent.status_code == 503
     assert "thread" in json.loads(sent.description)["error"]
     assert guard.released == [old.note] and not guard.taken

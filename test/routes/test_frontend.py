@@ -20,7 +20,12 @@ from serving import until
 
 from rwkv_batch.wire.supervision import Drain, EngineLost, Serving, Stalled
 
-FLOOD = {"contents": ["flood" + "x" * (1 << 20)], "stream": True, "chunk_size": 1 << 16, "max_tokens": 1 << 30}
+FLOOD = {
+    "contents": ["flood" + "x" * (1 << 20)],
+    "stream": True,
+    "chunk_size": 1 << 16,
+    "max_tokens": 1 << 30,
+}
 
 
 def post(server: FrontendProcess, prompt: str, **fields) -> httpx.Response:
@@ -211,9 +216,12 @@ def test_each_stream_that_nobody_reads_leaves_room_for_one_more():
 
 def reads(opened: ExitStack, process: FrontendProcess, prompt: str) -> bool:
     """Whether a stream of that prompt begins."""
-    return opened.enter_context(
-        process.client().stream("POST", V1, json={"contents": [prompt], "stream": True})
-    ).status_code == 200
+    return (
+        opened.enter_context(
+            process.client().stream("POST", V1, json={"contents": [prompt], "stream": True})
+        ).status_code
+        == 200
+    )
 
 
 def test_many_streams_at_once_all_end(server):

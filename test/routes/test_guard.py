@@ -403,9 +403,7 @@ def test_a_request_is_not_lost_where_no_file_can_be_opened(
 
 
 @pytest.mark.parametrize("more", [b"\r\n", b"\0 is no request\r\n\r\n"])
-def test_the_end_of_a_reply_of_http_1_0_is_seen_with_more_behind_the_request(
-    sockets: Sockets, more: bytes
-):
+def test_the_end_of_a_reply_of_http_1_0_is_seen_with_more_behind_the_request(sockets: Sockets, more: bytes):
     sockets.client.sendall(request(b"", b"Connection: keep-alive", method="GET", version="HTTP/1.0"))
     head = sockets.arrived()
     assert isinstance(head, bytes)

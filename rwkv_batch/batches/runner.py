@@ -24,6 +24,7 @@ MOST_WAITED = 60.0  # seconds that a reply may ask for: a key with no tokens lef
 AGAIN = 2  # times that a row is asked again whose engine has failed
 EVERY = 600.0  # seconds between looks for what has expired
 REST = 2.0  # seconds until a batch goes on that the disk or the database has stopped
+GIVEN_UP = 86400.0  # seconds behind its window after which it has failed
 EXPIRED = LineError(
     "batch_expired", "This request was not executed before the completion window had ended; send it again."
 )
@@ -155,7 +156,7 @@ class BatchRunner:
             raise
         except Exception as error:
             log.exception("the batch %s cannot go on", batch.id)
-            if not _of_the_disk(error):
+            if not _of_the_disk(error) or time.time() >= batch.expires + GIVEN_UP:
                 errors = [LineError("server_error", "The server could not run this batch; its log says why.")]
                 self._store.change(batch.id, ("validating", "in_progress"), "failed", errors=errors)
             await asyncio.sleep(REST)  # if it is under way still, it is begun with again

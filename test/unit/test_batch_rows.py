@@ -193,6 +193,20 @@ def test_a_batch_whose_file_is_gone_has_failed(store: BatchStore):
     assert [error.code for error in store.batch(name).errors] == ["missing_file"]
 
 
+@pytest.mark.parametrize(("window", "status"), [(-7 * 86400, "failed"), (3600, "validating")])
+def test_a_batch_whose_file_cannot_be_read_is_not_tried_for_ever(store, monkeypatch, window, status):
+    name, tries = begin(store, 2, window=window), []
+
+    def refused(*_: object) -> None:
+        tries.append(1)
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(runner, "check", refused)
+    monkeypatch.setattr(runner, "REST", 0.0)
+    run(store, Asked(), lambda: over(store, name)() or len(tries) == 5)
+    assert store.batch(name).status == status
+
+
 @pytest.mark.parametrize(
     ("data", "code"),
     [

@@ -1,5 +1,6 @@
 """States that other servers have made: in a store that servers share, and at the servers themselves."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -16,6 +17,7 @@ from serving import until
 
 from rwkv_batch.state.elsewhere import fetching, keeping
 from rwkv_batch.state.elsewhere.fetching import Sources
+from rwkv_batch.state.elsewhere.objects import Objects
 from rwkv_batch.state.elsewhere.peers import PATH, Peers
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.postgres.store import PostgresStore
@@ -327,6 +329,25 @@ def waits_for_a_lock(database: psycopg.Connection) -> bool:
 def test_a_url_that_is_none_is_refused_at_the_start(opened: Callable[..., PostgresStore], url: str) -> None:
     with pytest.raises(StoreError, match=r"--image-store"):
         opened("one", url).close()
+
+
+def test_a_password_in_the_url_is_in_no_message(objects: type[FaultyObjects]) -> None:
+    store = Objects(f"{PROTOCOL}://user:secret@bucket/prefix", "1")
+    objects.fails_to_read = OSError("user:secret@bucket is away")
+    with pytest.raises(StoreError, match=r"faulty://bucket/prefix cannot be used \(bucket is away\)"):
+        store.read(1, 10, PATIENCE)
+    with pytest.raises(StoreError, match="nothing://host") as refused:
+        Objects("nothing://user:secret@host", "1")
+    assert "secret" not in store.url + str(refused.value)
+
+
+def test_a_call_that_is_cancelled_does_not_end_those_behind_it(objects: type[FaultyObjects]) -> None:
+    store = Objects(URL, "1")
+    objects.fails_to_read = asyncio.CancelledError()  # type: ignore[assignment]
+    with pytest.raises(StoreError, match="CancelledError"):
+        store.read(1, 10, PATIENCE)
+    objects.fails_to_read = None
+    assert store.read(1, 10, PATIENCE) is None
 
 
 # Other servers

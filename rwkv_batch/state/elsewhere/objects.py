@@ -4,6 +4,7 @@ Images there are a cache as those on a disk are. So nothing waits for a store th
 a limit of time, and one that does not return makes those after it fail at once.
 """
 
+import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,10 +15,13 @@ from rwkv_batch.state.entries import StoreError
 
 T = TypeVar("T")
 
+USER = re.compile(r"://([^/@]*@)")  # in a URL
+
 
 class Objects:
     """The images of one database at a URL. `identity`: of that database. Raises StoreError.
 
+    `url`: without a user's name and password, as messages and the database have it.
     It is not asked for anything before the first call.
     """
 
@@ -29,15 +33,18 @@ class Objects:
                 "--image-store with a URL needs fsspec; pip install -r requirements-cluster.txt."
             ) from None
         options = {"auto_mkdir": True} if url.startswith(("file:", "local:")) else {}
+        user = USER.search(url)
+        self._secret = user[1] if user else ""
         try:
             self._files, root = url_to_fs(url, **options)
         except ImportError as error:
             raise StoreError(
-                f"--image-store {url} needs a package that is not installed ({one_line(error)})."
+                self._shown(f"--image-store {url} needs a package that is not installed ({one_line(error)}).")
             ) from None
         except Exception as error:  # of each kind of store another one
-            raise StoreError(f"--image-store {url} is not understood ({one_line(error)}).") from None
-        self.url = url
+            sentence = f"--image-store {url} is not understood ({one_line(error)})."
+            raise StoreError(self._shown(sentence)) from None
+        self.url = self._shown(url)
         self._folder = f"{root.rstrip('/')}/rwkv_states-{identity}"
         self._reads, self._writes = Bounded("state objects read"), Bounded("state objects written")
 
@@ -70,7 +77,12 @@ class Objects:
         except FileNotFoundError:
             raise
         except Exception as error:  # of each kind of store another one
-            raise StoreError(f"The image store {self.url} cannot be used ({one_line(error)}).") from None
+            sentence = f"The image store {self.url} cannot be used ({one_line(error)})."
+            raise StoreError(self._shown(sentence)) from None
+
+    def _shown(self, text: str) -> str:
+        """Without the name and the password that the URL may have."""
+        return text.replace(self._secret, "") if self._secret else text
 
 
 class Bounded:
@@ -94,6 +106,8 @@ class Bounded:
                 outcome.append((work(), None))
             except Exception as error:
                 outcome.append((None, error))
+            except BaseException as error:  # such as asyncio's cancellation: the thread goes on
+                outcome.append((None, OSError(type(error).__name__)))
             self._busy = False
             done.set()
 

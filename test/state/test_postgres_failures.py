@@ -29,7 +29,8 @@ from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.log.protocol import Wanted
 from rwkv_batch.state.log.refreshing import Refresher
 from rwkv_batch.state.postgres.connection import Database, Outage, PostgresConnection, with_waits
-from rwkv_batch.state.postgres.schema import settings
+from rwkv_batch.state.postgres.copying import PostgresContents
+from rwkv_batch.state.postgres.schema import schema_of, settings
 from rwkv_batch.state.postgres.store import PostgresStore
 
 GATE = 77  # of the advisory lock for which commits wait
@@ -42,6 +43,25 @@ def until(database: psycopg.Connection, query: str, count: int) -> None:
 
 
 # Connections
+
+
+def test_a_copy_goes_on_while_a_server_ends_what_holds_its_rows(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    name, one = new_name(), next_turn(1)
+    schema = schema_of(name)
+    with (
+        closing(PostgresStore(postgres.url, tmp_path, name=schema, patience=0, stopped_ms=50)) as store,
+        psycopg.connect(postgres.url, autocommit=True) as database,
+    ):
+        do(store, PutTurn(one), PutSession(session("a", one)))
+        with closing(PostgresContents(postgres.url, name, empty=False)) as copied, database.transaction():
+            assert [*copied.sessions()] == [session("a", one)]
+            database.execute(f'SELECT 1 FROM "{schema}".sessions FOR UPDATE'.encode())
+            for _ in range(2):  # the second time it ends what is stopped
+                with pytest.raises(StoreAway):
+                    store.commit([[DeleteSessions(["a"])]])
+            assert [*copied.turns()] == [one]
 
 
 def test_a_connection_that_was_idle_for_too_long_is_made_again(

@@ -29,6 +29,8 @@ class PostgresContents:
         try:
             self._database: Database = psycopg.connect(with_waits(url), autocommit=True)
             self._database.execute(schema.settings(name, 0).encode())
+            # Servers end transactions of others that stay open; a copy is one, and has another name.
+            self._database.execute(b"SET application_name TO 'rwkv-batch copy'")
             (schema.migrate if empty else schema.check)(self._database, name)
             self._database.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         except psycopg.Error as error:

@@ -255,10 +255,11 @@ def _run_drafts(
     ordered = [split(x[rows.drafts.tokens], chunks).squeeze(2) for x in inputs]
     first = chunks.counts[0]
     y, state = step(*(x[:first] for x in ordered), states[slots].float())
-    states[slots] = as_stored(state, states.dtype)
+    states[slots] = stored = as_stored(state, states.dtype)
     parts, at = [y], first
     for count in chunks.counts[1:]:
-        y, state = step(*(x[at : at + count] for x in ordered), state[:count])
+        y, state = step(*(x[at : at + count] for x in ordered), stored[:count].float())
+        stored = as_stored(state, states.dtype)  # rounded as it is where tokens come one by one
         parts.append(y)
         at += count
     rows.moves.append(partial(_move_states, inputs, states, step))

@@ -21,8 +21,8 @@ ROWS = [
 ]  # slot, tokens, drafted, accepted
 
 
-def begun(model: TorchModel) -> DeviceStates:
-    states = model.new_states(8)
+def begun(model: TorchModel, dtype: torch.dtype = torch.float32) -> DeviceStates:
+    states = model.new_states(8, dtype)
     slots = [slot for slot, *_ in ROWS[1:]]
     model.forward(IDS[: 10 * len(slots)], [10] * len(slots), slots, states)
     return states
@@ -55,3 +55,12 @@ def test_drafts_give_logits_and_states_of_tokens_one_by_one(family: str, way: st
     assert torch.allclose(states.shift, others.shift, atol=1e-5)
     if way == "kernels" and family == "rwkv7":
         assert torch.equal(states.memory, others.memory), "bit for bit"
+
+
+def test_states_in_fp16_are_rounded_behind_each_token_of_a_draft():
+    model = maker("torch")(from_tensors("rwkv7", random_checkpoint(2, 128, 300)))
+    states, others = begun(model, torch.float16), begun(model, torch.float16)
+    logits, accept = model.verify(IDS[:5], PackedBatch([5], [3], drafted=[4]), states, [0])
+    accept([4])
+    want = torch.cat([model.forward(token[None], [1], [3], others) for token in IDS[:5]])
+    assert torch.allclose(logits, want, atol=1e-5) and torch.equal(states.wkv, others.wkv)

@@ -10,7 +10,7 @@ import torch
 from pools import NEVER, Bench, after, files
 
 from rwkv_batch.state import images as stored_images
-from rwkv_batch.state.entries import KeptState, pack
+from rwkv_batch.state.entries import KeptState, Unread, pack
 from rwkv_batch.state.starts.contents import StartContents
 
 BEGINNING = bytes(16)
@@ -306,6 +306,30 @@ def test_a_turn_may_begin_in_a_start_state_that_is_still_being_written(
     bench.close()
     again = Bench(path)
     assert again.look("a") == seen(1, 2)
+    again.close()
+
+
+@pytest.mark.parametrize("look", ["find", "names"])
+def test_a_start_state_that_could_not_be_read_at_the_start_is_there_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    bench, read = Bench(path), stored_images.read
+    zeros = StartContents(torch.zeros(1, 2, 64), torch.zeros(1, 1, 64, 64), None, b"start".ljust(16))
+    bench.pool.starts.put("poet", lambda: zeros, b"", bench.callback("put"))
+    assert bench.wait("put").error is None
+    bench.settle()
+    bench.close()
+
+    def unread(*_: object) -> None:
+        raise Unread("The file of a state cannot be read now (Too many open files).")
+
+    monkeypatch.setattr(stored_images, "read", unread)
+    again = Bench(path)
+    assert again.pool.starts.names() == [] and again.pool.starts.find("poet") is None
+    monkeypatch.setattr(stored_images, "read", read)
+    if look == "names":
+        assert again.pool.starts.names() == ["poet"]
+    assert again.pool.starts.find("poet")
     again.close()
 
 

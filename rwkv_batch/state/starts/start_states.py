@@ -29,8 +29,10 @@ from rwkv_batch.state.entries import (
     SessionAt,
     SnapshotError,
     Start,
+    StoreAway,
     StoreError,
     Turn,
+    Unread,
     as_error,
     message,
 )
@@ -54,6 +56,7 @@ class StartStates:
         self._parts, self._store_with_state = parts, store_with_state
         self._device: dict[int, Tensor] = {}  # by turn, the least recently used first
         self._coming: list[str] = []  # digests of offsets whose states are being stored
+        self._unread: set[str] = set()  # names of those that could not be read when it was tried last
         self._starts = {start.name: start for start in self._stored()}
 
     def names(self) -> list[str]:
@@ -64,11 +67,13 @@ class StartStates:
                     self._look_again(key.removeprefix(KEY))
             for name in [*self._starts]:
                 self._look_again(name)
+        for name in [*self._unread]:
+            self._look_again(name)
         return sorted(self._starts)
 
     def find(self, name: str) -> StoredStart | None:
         """The start state of that name."""
-        if self._parts.store.shared:
+        if self._parts.store.shared or name in self._unread:
             self._look_again(name)
         return self._starts.get(name)
 
@@ -230,6 +235,7 @@ class StartStates:
         """Another process may have stored another one under the name, described or removed it."""
         with suppress(StoreError):
             session, known = self._parts.sessions.find(KEY + name), self._starts.get(name)
+            self._unread.discard(name)
             if known and session and known.turn == session.head.turn:
                 description = self._parts.documents.read(KEY + name)
                 if description is not None and description != known.description:
@@ -240,7 +246,10 @@ class StartStates:
                 self._starts[name] = start
 
     def _load(self, session: Session) -> StoredStart | None:
-        """A start state of this model from the database; None if it is not whole, or another model's."""
+        """A start state of this model from the database; None if it is not whole, or another model's.
+
+        One that cannot be read now is looked for again.
+        """
         name = session.key.removeprefix(KEY)
         try:
             if not self._parts.adapted.is_of_this_model(session.head):
@@ -248,6 +257,10 @@ class StartStates:
             offsets = self._offsets(session.head)
             image = self._read(session.head)
             description = self._parts.documents.read(session.key) or b""
+        except (StoreAway, Unread) as error:
+            log.error("The start state %s cannot be read now: %s", name, error)
+            self._unread.add(name)
+            return None
         except (StoreError, SnapshotError) as error:
             log.error("The start state %s is lost: %s", name, error)
             return None

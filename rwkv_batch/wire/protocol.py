@@ -204,7 +204,7 @@ class RowDelta(Struct, frozen=True, array_like=True, gc=False):
     prompt: list[TokenLogprob] = []  # of the prompt, in the row's first delta
     error: str = ""  # with "error": why the row cannot go on, one sentence; other rows of its request do
     accepted: int = 0  # of these tokens, those that a draft had
-    rejected: int = 0  # tokens of drafts that were not drawn
+    rejected: int = 0  # tokens of drafts that are not among these
 
 
 class Accepted(WireMessage, frozen=True, tag="accepted"):

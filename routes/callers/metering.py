@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
+from queue import Empty, SimpleQueue
 
 from msgspec.structs import replace
 
@@ -54,7 +55,7 @@ class Accounts:
         self._used: dict[tuple[str, str, int], list[int]] = {}  # by name, model and day; not written yet
         self._spent = deque[tuple[Key, int]]()  # tokens that the ledger does not have yet
         self._writing = threading.Lock()
-        self._due = threading.Event()
+        self._due = SimpleQueue[None]()  # which, unlike an Event, the same thread may be in already
         self._silent = False
         threading.Thread(target=self._write_always, name="usage", daemon=True).start()
 
@@ -100,7 +101,7 @@ class Accounts:
             self.ledger.release(key, over)
 
     def write_soon(self) -> None:
-        self._due.set()
+        self._due.put(None)
 
     def tick(self) -> None:
         """Called ten times a second: look at the file of keys, and end what revoked ones have running."""
@@ -168,8 +169,10 @@ class Accounts:
 
     def _write_always(self) -> None:
         while True:
-            self._due.wait(WRITE_EVERY - TOGETHER)
-            self._due.clear()
+            with suppress(Empty):
+                self._due.get(timeout=max(0.0, WRITE_EVERY - TOGETHER))
+            while not self._due.empty():
+                self._due.get()
             try:
                 self.write()
             except Exception as error:  # of the files of /metrics: the thread goes on

@@ -18,8 +18,8 @@ from routes.guard.pieces import BytePieces
 
 MAX_HEAD = 136 << 10  # bytes; Robyn answers a head of more than 128 KiB itself
 END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
-# A head with one of these, in lower case, is looked at line by line.
-UNUSUAL = (b"transfer-encoding", b"multipart/", b"\nupgrade", b"\nexpect", b" http/1.0")
+# A head of HTTP/1.1 with one of these, in lower case, is looked at line by line; one of HTTP/1.0 always is.
+UNUSUAL = (b"transfer-encoding", b"multipart/", b"\nupgrade", b"\nexpect")
 LENGTH = b"\ncontent-length"
 REQUEST = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-~]+) HTTP/1\.([01])")
 BEGINNING = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?: [^\n]*(?:\n|$)|$)")  # of a head that is not complete
@@ -293,10 +293,14 @@ def _parsed(head: bytes) -> ChangedHead:
 
 def _ordinary(head: bytes) -> int | None:
     """The length of the body behind a head that Robyn reads as it is meant; None for another one."""
-    if not BEGINS.match(head):
+    begins = BEGINS.match(head)
+    if not begins or begins[3] == b"0":
         return None
     lower = head.lower()
-    if any(word in lower for word in UNUSUAL) or lower.startswith(b"connect"):
+    for word in UNUSUAL:  # this costs less than any() with a generator
+        if word in lower:
+            return None
+    if lower.startswith(b"connect"):
         return None
     at = lower.find(LENGTH)
     if at < 0:

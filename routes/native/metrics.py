@@ -95,13 +95,13 @@ async def stats(front: Frontend, http: HttpRequest) -> Response:
         return {"L1": l1, "L2": l2, "L3": max(0, most - l1 - l2)}
 
     batches, rows = _steps(s.values for s in found if s.family == "batch_size")
-    shares = (each for (family, *_), each in values.items() if family == "device_idle_ratio")
-    idle = [engine[0] for engines in shares for engine in engines] or [1.0]
+    shares = {labels[0]: each for (family, *labels), each in values.items() if family == "device_idle_ratio"}
+    idle = [engine[0] for engines in shares.values() for engine in engines] or [1.0]
     body: ServerStats = {
         "status": "running",
         "version": __version__,
         "model": engine.model,
-        "num_gpus": int(engine.device.startswith("cuda")) * front.client.count,
+        "num_gpus": sum(device.startswith("cuda") for device in shares),
         "batch_mode": "dynamic",
         "dynamic_batching": {
             "enabled": True,

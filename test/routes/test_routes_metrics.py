@@ -173,7 +173,7 @@ def test_stats_have_the_benchmarking_apis_names(server):
     assert {key: body[key] for key in ("status", "model", "num_gpus", "batch_mode")} == {
         "status": "running",
         "model": "fake-rwkv",
-        "num_gpus": 0,
+        "num_gpus": 2,
         "batch_mode": "dynamic",
     }
     assert body["dynamic_batching"] == {

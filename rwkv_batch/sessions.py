@@ -29,6 +29,7 @@ from rwkv_batch.state.entries import (
     StoreDocument,
     StoreError,
     Turn,
+    Unread,
 )
 from rwkv_batch.state.log.contents import Contents, Counted, Model, State, not_empty
 from rwkv_batch.state.log.store import Store
@@ -109,17 +110,18 @@ class FileContents:
         for row in self._database.execute(query):
             try:
                 yield parse(row)
+            except Unread:  # it may be whole
+                raise
             except RowDamaged:
                 self.left_out += 1
 
 
 def _check_tables(path: str) -> None:
     """Raises StoreError for a file in which a server would begin a database."""
-    found = True
-    with suppress(sqlite3.Error):  # which `Store` says in better words
-        url = f"{Path(path).absolute().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(url, uri=True)) as database:
-            found = bool(database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+    found, url = True, f"{Path(path).absolute().as_uri()}?mode=ro"
+    # Errors are those that `Store` says in better words.
+    with suppress(sqlite3.Error), closing(sqlite3.connect(url, uri=True)) as database:
+        found = bool(database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
     if not found:
         raise StoreError(f"There are no sessions in {path}; name the database that has them.")
 

@@ -12,7 +12,7 @@ from stores import chain, do, next_turn, put_image, raw, sealed, session, tiny_l
 
 from rwkv_batch import sessions
 from rwkv_batch.state import images
-from rwkv_batch.state.entries import HIDDEN, PutModel, PutSession, PutTurn, StoreDocument
+from rwkv_batch.state.entries import HIDDEN, PutModel, PutSession, PutTurn, StoreDocument, Unread
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.postgres.schema import schema_of
 from rwkv_batch.state.postgres.store import PostgresStore
@@ -127,6 +127,22 @@ def test_damaged_rows_are_left_out_and_counted(
     raw(path, DAMAGE)
     assert copy(path, postgres.url, "--model", new_name()) == 0
     assert capsys.readouterr().out.endswith("; 1 damaged rows are left out\n")
+
+
+def test_a_state_that_the_disk_does_not_give_now_is_not_left_out(
+    path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read, name = images.read, new_name()
+
+    def unread(*_: object, **__: object) -> None:
+        raise Unread("The file of a state cannot be read now (Input/output error); send the request again.")
+
+    monkeypatch.setattr(images, "read", unread)
+    assert copy(path, postgres.url, "--model", name) == 1
+    assert "Input/output error" in capsys.readouterr().err
+    monkeypatch.setattr(images, "read", read)
+    assert copy(path, postgres.url, "--model", name) == 0
+    assert "left out" not in capsys.readouterr().out
 
 
 def test_a_file_that_is_missing_or_in_use_is_refused(

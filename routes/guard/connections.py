@@ -53,7 +53,8 @@ class Connections:
             return
         silent = sorted(_silent(limit, waiting), key=lambda each: -each.seconds)
         for each in silent[:room]:
-            _close(each.descriptor)
+            if _silence(each.descriptor, waiting) is not None:  # else another connection has its number now
+                _close(each.descriptor)
         self._next_look = time.monotonic() + (0.0 if silent else LOOK_EVERY)
 
 

@@ -5,6 +5,7 @@ import struct
 
 import pytest
 
+from routes.guard import connections
 from routes.guard.connections import ASKED_NOTHING, SILENT, WAITING, silence
 
 
@@ -72,3 +73,29 @@ def test_linux_gives_what_is_read_here() -> None:
     assert struct.unpack_from("=I", found, 144) == (0,)  # bytes that are not sent yet
     sent_ago, received_ago = (struct.unpack_from("=I", found, place)[0] for place in (44, 52))
     assert sent_ago <= received_ago < 60_000
+
+
+def test_a_new_connection_stays_that_has_the_number_of_a_silent_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as client,
+        listener.accept()[0] as served,
+    ):
+        served.sendall(b"sent")
+        client.sendall(b"sent back")
+        assert served.recv(9, socket.MSG_WAITALL) and client.recv(4, socket.MSG_WAITALL)
+        all_taken = max(each.fileno() for each in (listener, client, served)) + 1
+        monkeypatch.setattr("resource.getrlimit", lambda kind: (all_taken, all_taken))
+        looked_at = set[bytes]()
+
+        def silent_once(found: bytes, waiting: bool) -> float | None:
+            received = found[128:136]
+            silent = received not in looked_at
+            looked_at.add(received)
+            return 9.0 if silent else None
+
+        monkeypatch.setattr(connections, "silence", silent_once)
+        connections.Connections().make_room(waiting=False)
+        assert len(looked_at) >= 2
+        served.sendall(b"x")
+        assert client.recv(1) == b"x"

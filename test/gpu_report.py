@@ -24,7 +24,6 @@ from rwkv_batch.ops.cuda import build
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORT = ROOT / "gpu-report.md"
-PLACES = ("test/kernels", "test/engine", "test/state", "test/unit")
 MOST_LINES = 60  # of a failure
 
 
@@ -90,7 +89,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("torch sees no GPU here; install the torch for its driver (CUDA or ROCm), see README.md.")
     outcomes, began, command = Outcomes(), time.monotonic(), sys.argv[1:]
-    code = pytest.main(["-m", "gpu", *map(str, (ROOT / place for place in PLACES)), *command], [outcomes])
+    code = pytest.main(["-m", "gpu", str(ROOT / "test"), *command], [outcomes])
     REPORT.write_text(page(outcomes, command, time.monotonic() - began), encoding="utf-8")
     print(f"The report is in {REPORT.name}.")
     sys.exit(code)

@@ -198,6 +198,8 @@ class TranslationReply(Reply):
         self.rows, self._later = rows[:MOST_ROWS], rows[MOST_ROWS:]
 
     def begin(self, client: Wire, request: GenerateRequest) -> Job:
+        if request.adapter or request.start_state or request.mixture:
+            self.translator.keep_apart()
         most = max(1, client.most_rows or MOST_ROWS)
         first = replace(request, prompts=request.prompts[:most])
         return GrowingJob(client, first, self.rows[most:] + self._later, self.translator.take)

@@ -174,6 +174,10 @@ class Translator:
                 made[number].append(part if isinstance(part, str) else part.answer or "")
         return ["".join(pieces) for pieces in made]
 
+    def keep_apart(self) -> None:
+        """Keep for this alone what its answers say of the model, which runs it otherwise than for others."""
+        self._words = Words({**self._words.known}, {**self._words.hidden})
+
     def has_terms(self, segment: Segment) -> bool:
         """Whether there is a term in it."""
         terms = self._terms(segment)

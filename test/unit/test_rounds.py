@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from msgspec.structs import replace
 
 from routes.callers.caller import Caller
 from routes.callers.metering import Accounts
@@ -15,6 +16,7 @@ from rwkv_batch.keys import records
 from rwkv_batch.keys.ledger import OverLimit
 from rwkv_batch.keys.records import Key
 from rwkv_batch.translation.forms import TranslationForm
+from rwkv_batch.translation.glossary import from_pairs
 from rwkv_batch.translation.translator import TextsAsked, Translator, Words
 from rwkv_batch.wire.client import Job, MakeJob, RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import Accepted, GenerateRequest, Progress, Rejected, RowDelta
@@ -67,6 +69,24 @@ def test_what_an_answer_lacks_is_asked_for_by_one_job():
     ]
     assert first.id != second.id and not second.pausable
     assert len(job.acceptance.prompt_tokens) == 2, "those of the first request"
+
+
+@pytest.mark.parametrize("otherwise", [{"adapter": "loud"}, {"start_state": "pirate"}])
+def test_words_of_a_model_with_an_adapter_or_state_are_not_those_of_others(otherwise):
+    words, dog = Words(), from_pairs({"dog": "Rüde"})
+
+    def translated(word: str, **fields: str) -> str:
+        translator = Translator(TextsAsked(["The dog sees."], "de", "en", dog), TranslationForm(), words)
+        reply = TranslationReply(translator, native_shape, lambda done: {"texts": done.texts()})
+        wire = AnsweringWire(["Der Hund sieht."], ["Der Hund sieht.", word])
+        job = reply.begin(wire, replace(request_of(reply.rows), **fields))
+        while not job.exhausted:
+            job.read(1)
+        (text,) = translator.texts()
+        return text
+
+    assert translated("Der", **otherwise) == "Rüde Hund sieht."
+    assert translated("Hund") == "Der Rüde sieht."
 
 
 def test_a_later_round_that_is_refused_ends_the_job():

@@ -161,6 +161,31 @@ def test_where_memory_does_not_hold_both_the_old_model_ends_first(driver, files,
     assert driver.text(waiting) == long_texts["two"]
 
 
+def test_a_client_leaves_while_there_is_no_model(driver, files, monkeypatch):
+    """The old one has ended, as memory does not hold both, and the new one is not there yet."""
+    build, calls, left = changes.load_model, iter([DeviceError("The weights do not fit.")]), threading.Event()
+    alone_now = threading.Event()
+
+    def small(weights, config):
+        if error := next(calls, None):
+            raise error
+        alone_now.set()
+        driver.woken.set()
+        assert left.wait(30)
+        return build(weights, config)
+
+    monkeypatch.setattr(changes, "load_model", small)
+    driver.begin(LoadModel("l", str(files["two"]), "one"))
+    driver.wait(alone_now.is_set)
+    asked, stays = driver.add("one"), driver.add("one")
+    driver.models.cancel((b"test", asked), closes=True)
+    left.set()
+    driver.finish("l", stays)
+    (event,) = driver.events[asked]
+    assert isinstance(event, Failed) and "cancelled" in event.message
+    assert driver.text(stays) == alone(PROMPT, WEIGHTS["two"])
+
+
 @pytest.mark.parametrize("failure", [DeviceError("The weights do not fit."), RuntimeError("broken")])
 def test_where_it_cannot_run_alone_either_the_old_model_comes_back(
     driver, files, long_texts, monkeypatch, failure

@@ -153,8 +153,13 @@ class Models:
         for member in self._running:
             member.engine.cancel(key)
         self._unhold(lambda held: held == key)
-        if closes and not stored:
-            self._running[0].engine.parts.rows.emit(key, Failed(key[1], CANCELLED))
+        if not closes or stored:
+            return
+        failed = Failed(key[1], CANCELLED)
+        if self._running:
+            self._running[0].engine.parts.rows.emit(key, failed)  # behind what is emitted of its rows
+        else:  # a model takes the place of the only one, which has ended
+            self.reply(key, failed)
 
     def cancel_frontend(self, frontend: bytes) -> None:
         """Drop everything a front end has asked for."""

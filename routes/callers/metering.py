@@ -229,7 +229,8 @@ class MeteredJob(Job):
             may_be_stored = self.request.turn and self.request.turn.request
             if not may_be_stored or self.acceptance.prompt_tokens:
                 self._count(event)
-        elif not self._counted and isinstance(event, Progress):
+        elif not self._counted and self.acceptance.prompt_tokens and isinstance(event, Progress):
+            # Of rows that are spread over engines some go on before all are accepted.
             self._repeated = event.repeated
             self._count(self.acceptance)
         elif isinstance(event, RowTimes) and self.caller.trace:

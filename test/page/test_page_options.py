@@ -115,7 +115,7 @@ def test_each_option_is_sent_and_stays(page, engine):
 
 
 def test_a_model_is_listed_once_with_all_that_belongs_to_it(page):
-    assert page.locator("#model option").all_text_contents() == ["fake-rwkv"]
+    expect(page.locator("#model option")).to_have_text(["fake-rwkv"])
 
 
 def test_a_text_file_goes_with_a_message(page, engine):

@@ -27,7 +27,7 @@ CHEAP := test/server/test_pause.py test/test_openai_adapter.py
 test-engines: $(VENV)/.installed-dev
 	$(PYTEST) $(if $(ARGS),$(ARGS),--engines 2 $(CHEAP))
 
-check:  # everything, as CI runs it; about 20 minutes on two cores
+check:  # everything, as CI runs it; about 22 minutes on two cores
 	$(MAKE) --no-print-directory with-tools
 	$(MAKE) --no-print-directory -j2 test-all lint hip-check $(EMULATED_GPUS) test-engines
 	$(MAKE) --no-print-directory fuzz ARGS="--minutes 1"

@@ -145,7 +145,7 @@ def parts(folder: Path) -> None:
     limits = {"requests_per_minute": MANY, "tokens_per_minute": MANY, "rows": MANY}
     secret = records.add(folder / "keys.json", Key("bench", "", 0, 0.0, **limits))
     accounts = Accounts(str(folder / "keys.json"))
-    key = accounts.keys.find(secret.encode())
+    key = accounts.find(secret.encode())
     assert key
 
     def events(kind: Callable[[GenerateRequest, Callable[[str], None]], Job]) -> float:
@@ -162,7 +162,7 @@ def parts(folder: Path) -> None:
         "an event, off": lambda: events(Job),
         "an event, keys": lambda: metered(False),
         "an event, keys and audit log": lambda: metered(True),
-        "a request: its key": lambda: _microseconds(lambda: accounts.keys.find(secret.encode())),
+        "a request: its key": lambda: _microseconds(lambda: accounts.find(secret.encode())),
         "a request: its limits": lambda: _microseconds(
             lambda: (accounts.ledger.admit(key, 1), accounts.ledger.release(key, 1))
         ),

@@ -106,7 +106,18 @@ class Accounts:
     def tick(self) -> None:
         """Called ten times a second: look at the file of keys, and end what revoked ones have running."""
         self.spend()
-        if self.keys.refresh():
+        self._refresh()
+
+    def find(self, secret: bytes) -> Key | None:
+        """The record of a key that is not revoked, also of one that has been added just now."""
+        key = self.keys.find(secret)
+        if key is None:
+            self._refresh(again=False)  # looking costs 2 us; who guesses keys cannot have the file read
+            key = self.keys.find(secret)
+        return key
+
+    def _refresh(self, again: bool = True) -> None:
+        if self.keys.refresh(again):
             for job in list(self.jobs):
                 self.end_if_revoked(job)
 

@@ -43,6 +43,7 @@ class Connection(Inbound):
 
     own: socket.socket | None = None  # the same connection, kept while a request of HTTP/1.0 is answered
     taken = False  # Robyn is to let go of it
+    lingers = False  # a request was refused, and what still comes is thrown away
     dropped: threading.Event
     expired: tuple[int, str] | None = None  # what has begun is to be answered so
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from routes.guard.connection import Connection
 from routes.guard.inbound import Note
 from routes.guard.limits import Limits
+from routes.guard.lingering import Lingering
 from routes.guard.watch import Watch
 
 MOST_THROWN = 8 << 20  # bytes at once of what follows a request that ends its connection
@@ -55,6 +56,7 @@ class Guard:
         self._serials = itertools.count(1)
         self._connections: dict[int, Connection] = {}
         self.watch = Watch(limits, self._connections)
+        self._lingering = Lingering()
         self._listeners: set[int] = set()
         self._stays = Stays()
         self._real_recv, self._real_accept = _recv_at_once(), Accept(("accept4", c))
@@ -148,6 +150,9 @@ class Guard:
                 connection.refuse(*expired)
             if got > 0:
                 self._after(connection, number)
+                if connection.over and not connection.lingers:  # the rest may be on its way
+                    connection.lingers = True
+                    self._lingering.add(number)
             elif got == 0:
                 connection.end()
             elif problem not in (errno.EAGAIN, errno.EINTR):

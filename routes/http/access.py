@@ -33,7 +33,7 @@ def authorized(
     given = (*_given(http, body), *more)
     if password is not None and is_among(password, given):
         caller.is_operator()
-    elif accounts and (key := next(filter(None, map(accounts.keys.find, given)), None)):
+    elif accounts and (key := next(filter(None, map(accounts.find, given)), None)):
         caller.key = key
         if key.ended:
             return False

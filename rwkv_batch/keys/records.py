@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import secrets
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -216,6 +217,7 @@ class Keyring:
     def __init__(self, path: str | Path, copy: str | Path = "") -> None:
         """copy: where the server keeps what was last read, for processes that begin while that cannot be."""
         self._path, self._copy = path, copy
+        self._reading = threading.Lock()
         self._problem = ""  # why the file cannot be read now
         self._seen = self._stamp()
         try:
@@ -239,22 +241,23 @@ class Keyring:
         """Whether the key of such a record is not taken any more."""
         return key.hash not in self._by_hash
 
-    def refresh(self) -> bool:
+    def refresh(self, again: bool = True) -> bool:
         """Read the file again if it has changed; whether that has brought other keys.
 
-        What cannot be read now is read again at every call: it may become readable without a change.
+        `again`: what could not be read is tried again also without a change, as it may be readable now.
         """
-        stamp = self._stamp()
-        if stamp == self._seen and not self._problem:
-            return False
-        self._seen = stamp
-        try:
-            self._take(self._read())
-        except KeysError as error:
-            self._report(error)
-            return False
-        self._problem = ""
-        return True
+        with self._reading:  # who comes second finds what the first has read
+            stamp = self._stamp()
+            if stamp == self._seen and not (again and self._problem):
+                return False
+            self._seen = stamp
+            try:
+                self._take(self._read())
+            except KeysError as error:
+                self._report(error)
+                return False
+            self._problem = ""
+            return True
 
     def _read(self) -> list[Key]:
         return read_and_copy(self._path, self._copy) if self._copy else read(self._path)

@@ -411,6 +411,7 @@ def test_the_end_of_a_reply_of_http_1_0_is_seen_with_more_behind_the_request(soc
     sockets.guard.release(msgspec.json.decode(note.partition(b":")[2], type=Note))
     sockets.client.sendall(more)
     sockets.arrived()
+    sockets.server.shutdown(socket.SHUT_WR)  # as Robyn does
     sockets.server.close()
     sockets.client.settimeout(5)  # a deadline
     assert sockets.client.recv(1) == b""

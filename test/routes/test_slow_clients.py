@@ -115,6 +115,24 @@ def test_a_body_that_is_too_long_is_refused_before_it_comes(hasty: FrontendProce
     assert reply.startswith(b"HTTP/1.1 413 ") and b"3000000000 bytes" in reply
 
 
+@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
+@pytest.mark.parametrize(
+    ("length", "status"), [(b"Content-Length: 16777216", b"413"), (b"Content-Length: 1, 2", b"400")]
+)
+def test_who_is_refused_may_send_all_and_then_read(
+    hasty: FrontendProcess, length: bytes, status: bytes, version: str
+):
+    """As proxies do that hold a body. A reset in the middle would take the reply from them."""
+    with connect(hasty) as client:
+        client.sendall(request(b"", length, version=version))
+        replied = select.poll()
+        replied.register(client, select.POLLRDHUP)
+        assert replied.poll(20_000), "the server does not end its side"
+        for _ in range(64):
+            client.sendall(b"x" * (1 << 18))
+        assert rest_of(client).split()[1] == status
+
+
 def test_a_file_may_be_longer_than_other_bodies(hasty: FrontendProcess):
     data = b"x" * (LIMITS["max_body"] + 1)
     with connect(hasty) as client:

@@ -103,6 +103,28 @@ def test_what_cannot_be_read_is_read_again_without_a_change(file, monkeypatch, c
     assert ring.refresh() and ring.find(secret.encode()) is None and not ring.refresh()
 
 
+def test_a_key_that_has_just_been_added_is_known_at_once(file, monkeypatch):
+    """In each front end, also where nothing has ticked since: its owner sends the first request now."""
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    first = records.add(file, Key("alice", "", 0, 0.0))
+    fronts = [Accounts(str(file)) for _ in range(2)]
+    second = records.add(file, Key("bob", "", 0, 0.0))
+    assert [found.name for front in fronts if (found := front.find(second.encode()))] == ["bob", "bob"]
+    records.revoke(file, "alice")
+    third = records.add(file, Key("carol", "", 0, 0.0))
+    assert fronts[0].find(third.encode()) and fronts[0].find(first.encode()) is None
+
+
+def test_who_guesses_keys_cannot_have_the_file_read(file, monkeypatch):
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    records.add(file, Key("alice", "", 0, 0.0))
+    accounts, read, reads = Accounts(str(file)), records.read, []
+    monkeypatch.setattr(records, "read", lambda path: reads.append(path) or read(path))
+    assert not any(accounts.find(b"sk-rwkv-%d" % number) for number in range(9)) and not reads
+    file.write_text("{")  # nor where it is broken
+    assert not any(accounts.find(b"sk-rwkv-%d" % number) for number in range(9)) and len(reads) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -341,7 +363,7 @@ def test_what_cannot_be_written_yet_is_written_later(file, monkeypatch, caplog):
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
     secret = records.add(file, Key("alice", "", 0, 0.0))
     accounts, caller = Accounts(str(file)), Caller()
-    caller.is_key(accounts.keys.find(secret.encode()))
+    caller.is_key(accounts.find(secret.encode()))
     caller.served.model = "m"
     full, add = [True], UsageStore.add
 
@@ -364,7 +386,7 @@ def test_what_cannot_be_written_yet_is_written_later(file, monkeypatch, caplog):
 def test_tokens_of_a_key_are_taken_from_its_limits_once(file):
     secret = records.add(file, Key("alice", "", 0, 0.0, tokens_per_minute=100))
     accounts, caller = Accounts(str(file)), Caller()
-    key = accounts.keys.find(secret.encode())
+    key = accounts.find(secret.encode())
     caller.is_key(key)
     for _ in range(4):
         accounts.drew(caller, 10)
@@ -387,7 +409,7 @@ class Outbox:
 def of_alice(file: Path, **limits: object) -> tuple[Accounts, Caller]:
     secret = records.add(file, Key("alice", "", 0, 0.0, **limits))
     accounts, caller = Accounts(str(file)), Caller()
-    caller.is_key(accounts.keys.find(secret.encode()))
+    caller.is_key(accounts.find(secret.encode()))
     return accounts, caller
 
 

@@ -148,7 +148,7 @@ def test_a_key_with_a_limit_of_rows_has_no_more_at_a_time_in_any_round(tmp_path,
     file = str(tmp_path / "keys.json")
     secret = records.add(file, Key("alice", "", 0, 0.0, rows=2))
     accounts, caller = Accounts(file), Caller()
-    caller.is_key(key := accounts.keys.find(secret.encode()))
+    caller.is_key(key := accounts.find(secret.encode()))
     asked = TextsAsked(["a {0} b"] * 3, "de", "en")
     reply = TranslationReply(Translator(asked, TranslationForm(), Words()), native_shape, lambda done: {})
     wire = AnsweringWire(["x"] * 2, ["x", "y"], ["y"] * 2, ["y"] * 2, ["y"])

@@ -151,8 +151,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def serving_flags(where: str) -> list[str]:
-    """Of a server on these devices. Several share a GPU, so each engine takes a part of it."""
-    share = [] if "cpu" in where else ["--gpu-memory", str(ENGINE_GIB)]
+    """Of a server on these devices. Several share a GPU, so each engine takes a part of it.
+
+    Texts are compared, which on a GPU are the same in batches of any size only if that is asked for.
+    """
+    share = [] if "cpu" in where else ["--gpu-memory", str(ENGINE_GIB), "--batch-invariant"]
     return ["--pp-devices" if where.startswith("[") else "--device", where, *share]
 
 

@@ -15,17 +15,17 @@ of an engine in this process does, while it is asked a list of requests (test/he
 """
 
 import argparse
+import errno
 import logging
 import re
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "test" / "helpers")]
@@ -121,26 +121,34 @@ def fail_in_engine() -> None:
 def fail_inside(options: argparse.Namespace) -> None:
     """Calls inside the processes of a server."""
     import inside_faults
-    from inside_faults import CALLS, InsideFaults, InsidePoint, Place
+    from inside_faults import CALLS, InsideFaults, InsidePoint
 
     folder, scratch, began = new_folder(), new_folder(), time.monotonic()
     faults, found = InsideFaults(scratch), list[InsidePoint]()
     kinds = [*CALLS] if options.inside == "all" else options.inside.split(",")
     steps = [*options.steps, *(RESTARTS if options.restarts else [])]
-    with Place(folder, engines=options.engines, shell=faults.shell) as place:
-        for step in [*STEPS, *STEPS]:
-            if wrong := [each for each in (place.run(STEPS[step]), *place.check()) if each]:
-                sys.exit(f"{step}: {wrong}")
-        place.note()
-        for point in inside_faults.points(place, faults, steps, kinds, options.most):
-            found.append(point)
-            print(f"{point.step}: {point.fault}: {point.said}", *point.wrong, sep="\n    ", flush=True)
-        print("after kill -9:", place.restart(kill=True) or "nothing is wrong")
-    print("\n".join(inside_faults.table(found)))
-    wrong_points = sum(bool(each.wrong) for each in found)
-    print(f"{len(found)} points in {time.monotonic() - began:.0f} s, {wrong_points} wrong")
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.rmtree(scratch)
+    try:
+        with Scenario(folder, engines=options.engines, shell=faults.shell) as place:
+            for step in [*STEPS, *STEPS]:
+                if wrong := [each for each in (place.run(STEPS[step]), *place.check()) if each]:
+                    sys.exit(f"{step}: {wrong}")
+            place.note()
+            for point in inside_faults.points(place, faults, steps, kinds, options.most):
+                found.append(point)
+                print(f"{point.step}: {point.fault}: {point.said}", *point.wrong, sep="\n    ", flush=True)
+            print("after kill -9:", place.restart(kill=True) or "nothing is wrong")
+    finally:
+        print("\n".join(inside_faults.table(found)))
+        wrong_points = sum(bool(each.wrong) for each in found)
+        print(f"{len(found)} points in {time.monotonic() - began:.0f} s, {wrong_points} wrong", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(scratch)
+
+
+def interrupted(number: int, _: object) -> None:
+    for each in (signal.SIGINT, signal.SIGTERM):  # nothing interrupts the end
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def main() -> None:
@@ -157,15 +165,21 @@ def main() -> None:
     parser.add_argument("--inside", help="kinds of calls, separated by commas, or all")
     parser.add_argument("--engine", action="store_true", help="allocations of an engine in this process")
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # what has been counted is printed then, too
+        signal.signal(number, interrupted)
     if options.engine:
         return fail_in_engine()
     if options.inside:
         return fail_inside(options)
     if reason := power_cut.missing():
         sys.exit(reason)
+    fail_in_system(options)
+
+
+def fail_in_system(options: argparse.Namespace) -> None:
+    """Calls of the operating system on the files of a server, and on its connections to PostgreSQL."""
     steps = [*options.steps, *(RESTARTS if options.restarts else [])]
-    folder, began = new_folder(), time.monotonic()
-    scratch = new_folder()
+    folder, scratch, began = new_folder(), new_folder(), time.monotonic()
     faults, found = Faults(scratch, folder), list[Point]()
     flags, database = [], None
     if options.postgres:
@@ -173,36 +187,43 @@ def main() -> None:
         assert programs, "there is no PostgreSQL; run test/helpers/postgres_server.py"
         database = postgres_server.PostgresServer(programs)
         flags = ["--state-db", database.url, "--image-store", str(folder / "images")]
-    with Scenario(folder, *flags, engines=options.engines, shell=faults.shell) as place:
-        for step in [*STEPS, *STEPS]:  # what is opened when it is first needed stays open
-            if said := place.run((STEPS | RESTARTS)[step]):
-                sys.exit(f"{step}: {said}")
-            if wrong := place.check():
-                sys.exit(f"{step}: {wrong}")
-        place.note()
-        with tqdm(unit="fault", disable=None) as bar:
+    try:
+        with Scenario(folder, *flags, engines=options.engines, shell=faults.shell) as place:
+            for step in [*STEPS, *STEPS]:  # what is opened when it is first needed stays open
+                if wrong := [each for each in (place.run(STEPS[step]), *place.check()) if each]:
+                    sys.exit(f"{step}: {wrong}")
+            place.note()
             for step in steps:
                 for call in options.calls or [*ERRORS]:
                     for error in ERRORS[call][: options.errors]:
-                        for point in points(place, faults, step, call, error, options.most):
-                            found.append(point)
-                            bar.update()
-                            if point.wrong:
-                                print(
-                                    f"{step}: {point.fault}: {point.said}\n    " + "\n    ".join(point.wrong),
-                                    flush=True,
-                                )
-                            place.note() if point.wrong else None
-        wrong = place.restart(kill=True)
-        print(wrong)
-    print("\n".join(table(found)))
-    print(
-        f"{len(found)} points in {time.monotonic() - began:.0f} s, {sum(bool(p.wrong) for p in found)} wrong"
-    )
-    if database:
-        database.close()
-    shutil.rmtree(folder)
-    shutil.rmtree(scratch)
+                        fail_each(place, faults, step, call, error, options.most, found)
+            print("after kill -9:", place.restart(kill=True) or "nothing is wrong")
+    finally:
+        print("\n".join(table(found)))
+        wrong_points = sum(bool(each.wrong) for each in found)
+        print(f"{len(found)} points in {time.monotonic() - began:.0f} s, {wrong_points} wrong", flush=True)
+        if database:
+            database.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(scratch)
+
+
+def fail_each(
+    place: Scenario, faults: Faults, step: str, call: Call, error: int, most: int, found: list[Point]
+) -> None:
+    """All points of a step and a kind of calls, each of which is printed if it is wrong."""
+    began, before = time.monotonic(), len(found)
+    place.restarted = place.restarted or step in RESTARTS
+    for point in points(place, faults, step, call, error, most):
+        found.append(point)
+        if point.wrong:
+            print(f"{step}: {point.fault}: {point.said}", *point.wrong, sep="\n    ", flush=True)
+            place.note()
+    here = found[before:]
+    counts = f"{len(here)} points, {sum(bool(each.said) for each in here)} refused"
+    wrong = sum(bool(each.wrong) for each in here)
+    name = f"{step}, {call.name.lower()} {errno.errorcode[error]}"
+    print(f"{name}: {counts}, {wrong} wrong, {time.monotonic() - began:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

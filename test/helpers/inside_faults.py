@@ -76,18 +76,6 @@ class InsideFaults:
         return InsideFault(*self._armed, text)
 
 
-class Place(Scenario):
-    """A server some of whose processes die."""
-
-    restarted = False  # what front ends have counted that have died stays in temporary files
-
-    def _found(self) -> dict[str, Counter[str]]:
-        found = super()._found()
-        if self.restarted:
-            del found["the disk"]["of temporary files"]
-        return found
-
-
 @dataclass
 class InsidePoint:
     """A call that has failed in a step. `said`: what a request was refused with; `wrong`: what came of it."""
@@ -99,7 +87,7 @@ class InsidePoint:
 
 
 def points(
-    place: Place, faults: InsideFaults, steps: Sequence[str], kinds: Sequence[str], most: int
+    place: Scenario, faults: InsideFaults, steps: Sequence[str], kinds: Sequence[str], most: int
 ) -> Iterator[InsidePoint]:
     """Let each call of these kinds fail once in each step, until that has no more, or so many have.
 
@@ -118,7 +106,7 @@ def points(
 
 
 def _try(
-    place: Place, faults: InsideFaults, step: str, call: tuple[str, str, int], number: int
+    place: Scenario, faults: InsideFaults, step: str, call: tuple[str, str, int], number: int
 ) -> InsidePoint | None:
     """None: the step has no such call."""
     faults.arm(*call, number)

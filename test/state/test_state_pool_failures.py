@@ -2,13 +2,14 @@
 
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from pools import SLOTS, Bench, after
 
 from rwkv_batch.state import images
-from rwkv_batch.state.entries import Operation, PutSession, Removed, StoreDocument
+from rwkv_batch.state.entries import Collect, Operation, PutSession, Removed, StoreDocument
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.sql import tables
 
@@ -30,7 +31,7 @@ class FullDisk:
         def failing(operation: Operation, connection: sqlite3.Connection, removed: Removed) -> None:
             apply(operation, connection, removed)
             big = isinstance(operation, PutSession) and operation.session.key == "big"
-            if big or (self.full and isinstance(operation, PutSession | StoreDocument)):
+            if big or (self.full and isinstance(operation, Collect | PutSession | StoreDocument)):
                 error = sqlite3.OperationalError("database or disk is full")
                 error.sqlite_errorcode = sqlite3.SQLITE_FULL
                 raise error
@@ -215,6 +216,29 @@ def test_a_session_that_was_deleted_in_its_turn_does_not_come_back_with_a_new_da
     assert bench.pool.find("a") is None
     bench.pool.unpin(session.head)
     bench.release(slot)
+    bench.close()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_was_deleted_in_its_turn_goes_from_a_disk_that_was_full_then(
+    path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    disk = FullDisk(monkeypatch)
+    bench = Bench(path, durable=durable)
+    bench.turn("a", [1])
+    session, _, slot = bench.begin("a")
+    bench.delete("a")
+    bench.settle()
+    disk.full = True
+    bench.pool.unpin(session.head)
+    bench.release(slot)
+    bench.settle()
+    disk.full = False
+    bench.turn("b", [2])
+    bench.settle()
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT count(*) FROM turns").fetchone() == (1,)
+    assert bench.look("b") == seen(2)
     bench.close()
 
 

@@ -257,7 +257,10 @@ class TokenLog:
         return frozenset(self._pins)
 
     def _collect(self, turns: Sequence[int]) -> None:
-        self.commit([Collect(turns, self._pinned())])
+        """Tried until it succeeds: nothing else would remove them, which may be those of deleted sessions."""
+        self._writer.put(
+            [Collect(turns, self._pinned())], lambda removed, error: self._clean_up(removed), retry=True
+        )
 
     def _forget(self, turns: Sequence[Turn]) -> None:
         """They will not be in the log."""

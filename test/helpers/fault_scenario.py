@@ -355,13 +355,14 @@ class Scenario:
         return wrong
 
     def _found(self) -> dict[str, Counter[str]]:
-        """Open files by role of their process, its processes, and files on the disk."""
+        """Open files by role of their process, processes, files on the disk, and what engines hold."""
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for name, pid in {"supervisor": self.server.process.pid, **self.server.children()}.items():
             role = REFILLED.sub("", name) if name.startswith(("frontend", "batches")) else name
             with suppress(FileNotFoundError, ProcessLookupError):
                 found[role] += Counter(map(self._plain, _open_files(pid)))
         found["the server"] = Counter({"processes": len(_children(self.server.process.pid))})
+        found["the engine"] = self._counted()
         names = (str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
         found["the disk"] = Counter(name for name in names if not KEPT.fullmatch(name))
         if not self.restarted:
@@ -369,6 +370,16 @@ class Scenario:
             number = sum(1 for path in temporary if path.parent.name != "counts")
             found["the disk"]["of temporary files"] = number
         return dict(found)
+
+    def _counted(self) -> Counter[str]:
+        """What the server says that it holds."""
+        boss = {"Authorization": f"Bearer {self.keys['boss']}"}
+        stats = self.http.get("/stats", headers=boss).json()
+        held = Counter({"requests that wait": stats["dynamic_batching"]["pending_requests"]})
+        for model in stats["models"]:
+            held.update({"rows": model["running"], "rows that wait": model["waiting"]})
+            held.update({f"sessions in {tier}": number for tier, number in model["sessions"].items()})
+        return held
 
     def _plain(self, target: str) -> str:
         """What is open, without what differs each time."""

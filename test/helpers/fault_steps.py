@@ -29,13 +29,27 @@ def chat(place: Scenario) -> None:
     reply = place.ask("POST", "/v1/chat/completions", body)
     assert reply.json()["choices"][0]["message"]["content"], reply.text
     place.generated.add(reply.headers["x-request-id"])
-    file = place.folder / "audit.jsonl"
-    until(lambda: reply.headers["x-request-id"] in file.read_text(encoding="utf-8"), SETTLED)
+    _audited(place, reply.headers["x-request-id"])
 
 
 def streamed(place: Scenario) -> None:
+    """Noted as `chat` is."""
+    name = place.name("streamed-")
     body = EXACT | {"messages": [{"role": "user", "content": "What is 7 + 5?"}]}
-    assert [*place.stream("/v1/chat/completions", body)]
+    assert [*place.stream("/v1/chat/completions", body, {"X-Request-Id": name})]
+    place.generated.add(name)
+    _audited(place, name)
+
+
+def _audited(place: Scenario, name: str) -> None:
+    """Wait until a request is in the audit log, among its last lines."""
+
+    def found() -> bool:
+        with (place.folder / "audit.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
+            return name.encode() in file.read()
+
+    until(found, SETTLED)
 
 
 def usage(place: Scenario) -> None:

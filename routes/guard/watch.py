@@ -8,6 +8,7 @@ import ctypes
 import errno
 import os
 import socket
+import stat
 import struct
 import threading
 import time
@@ -286,5 +287,16 @@ def _reset(copy: socket.socket) -> None:
 
 
 def _copy(number: int) -> socket.socket:
-    """That of a socket, which stays what it is while others close theirs. Raises OSError."""
-    return socket.socket(fileno=os.dup(number))
+    """That of a socket, which stays what it is while others close theirs.
+
+    Raises OSError, also where the connection has ended and its number is that of a file by now.
+    """
+    if not stat.S_ISSOCK(os.fstat(number).st_mode):
+        raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
+    copy = os.dup(number)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        if not stat.S_ISREG(os.fstat(copy).st_mode):  # to close it would end this process's locks of a file
+            os.close(copy)
+        raise

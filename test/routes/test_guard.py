@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import fcntl
 import gzip
 import json
 import os
@@ -9,6 +10,8 @@ import random
 import select
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Iterator
@@ -20,10 +23,12 @@ import pytest
 from frontend_process import PASSWORD, FrontendProcess
 from odd_requests import chunked, request, sized
 
+from routes.guard.connection import Connection
 from routes.guard.inbound import NOTE, Inbound, Note
 from routes.guard.limits import Limits
 from routes.guard.pieces import BytePieces
 from routes.guard.reads import Guard, Unguarded
+from routes.guard.watch import Watch
 from routes.http.contents import decode, read_form
 from routes.http.errors import ApiError
 
@@ -422,3 +427,24 @@ def test_a_library_that_cannot_be_guarded_is_named(tmp_path: Path):
     file.write_bytes(b"no library")
     with pytest.raises(Unguarded, match=r"robyn\.so"):
         Guard(LIMITS).install(str(file))
+
+
+LOCK = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+
+
+def test_a_file_with_the_number_of_an_ended_connection_is_let_alone(tmp_path: Path) -> None:
+    """It is opened by nobody a second time, and its locks stay: those of a database, for one."""
+    connections: dict[int, Connection] = {}
+    watch = Watch(LIMITS, connections)
+    pair = socket.socketpair()
+    with (tmp_path / "file").open("w") as file, select.epoll() as poll, pair[0], pair[1]:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        for serial, each in enumerate((file, poll, pair[0])):
+            connections[each.fileno()] = Connection(LIMITS, each.fileno(), serial)
+            connections[each.fileno()].clock.due = 0.0
+        before = sorted(os.listdir("/proc/self/fd"))
+        watch.look()
+        assert all(each.clock.gone for each in connections.values())
+        assert sorted(os.listdir("/proc/self/fd")) == before
+        other = subprocess.run([sys.executable, "-c", LOCK, file.name], stderr=subprocess.DEVNULL)
+        assert other.returncode, "the file is not locked any more"

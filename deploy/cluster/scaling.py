@@ -1,12 +1,25 @@
 """How many servers there should be: by the rows that wait or run, and the slots that there are for them.
 
-`busy` is what a replica says of its server, `by_rows` Ray Serve's policy over all of them.
+`said` is what a replica says of its server, `by_rows` Ray Serve's policy over all of them.
 """
 
+import json
 import math
 from typing import Any
 
 TARGET = 0.7  # of the slots for rows
+
+
+def said(stats: bytes) -> dict[str, float]:
+    """`busy` of what a server has answered to /stats; nothing where that is no such answer.
+
+    A number that is none would end the policy, which has those of all servers.
+    """
+    try:
+        share = busy(json.loads(stats))
+    except (ValueError, TypeError, LookupError, ArithmeticError):
+        return {}
+    return {"busy": share} if 0 <= share < math.inf else {}
 
 
 def busy(stats: dict[str, Any]) -> float:

@@ -14,14 +14,12 @@ sends it no new requests, and the server drains.
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
 from pathlib import Path
 from typing import Any
@@ -29,8 +27,9 @@ from typing import Any
 import ray
 from ray import serve
 
+from deploy.cluster.asking import ask
 from deploy.cluster.directory import Directory
-from deploy.cluster.scaling import busy
+from deploy.cluster.scaling import said
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE, DIRECTORY = "rwkv", "directory"
@@ -101,8 +100,7 @@ class Server:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """The rows that wait or run, as a share of those that may run at once; nothing where it is silent."""
-        stats = await asyncio.to_thread(self._get, "/stats")
-        return {"busy": busy(json.loads(stats))} if stats else {}
+        return said(await asyncio.to_thread(self._get, "/stats"))
 
     async def __del__(self) -> None:
         """No new requests come, then the server drains."""
@@ -119,15 +117,7 @@ class Server:
 
     def _get(self, path: str) -> bytes:
         """A reply of the server's; empty if it does not answer with 200."""
-        headers = {}
-        if password := os.environ.get("RWKV_METRICS_PASSWORD"):
-            headers["Authorization"] = f"Bearer {password}"
-        request = urllib.request.Request(f"http://{self._address}{path}", headers=headers)
-        try:
-            with urllib.request.urlopen(request, timeout=5) as reply:
-                return bytes(reply.read()) or b" "
-        except OSError:
-            return b""
+        return ask(self._address, path, os.environ.get("RWKV_METRICS_PASSWORD", ""))
 
 
 def _free_port() -> int:

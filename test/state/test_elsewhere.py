@@ -1,9 +1,10 @@
 """States that other servers have made: in a store that servers share, and at the servers themselves."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -461,6 +462,42 @@ def test_a_server_that_stops_in_the_middle_is_left_and_not_asked_again(
         assert resume(two) == FIRST + SECOND
         assert resume(two) == FIRST + SECOND
     assert peer.asked == 1
+
+
+def test_a_name_that_the_system_looks_up_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, over = threading.Event(), threading.Event()
+
+    def look_up(*_: object, **__: object) -> list[object]:
+        assert found.wait(PATIENCE)
+        over.set()
+        raise socket.gaierror("there is no such host")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with pytest.raises(StoreError, match="host:1 gives no states"):
+        Peers("127.0.0.1:1", SECRET).read("host:1", 1, 10, 0.05)
+    found.set()
+    assert over.wait(PATIENCE)
+
+
+def test_a_server_that_sends_its_head_byte_by_byte_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address, given_up = f"127.0.0.1:{listener.getsockname()[1]}", threading.Event()
+
+        def dribble() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):  # it is closed at the other end, once nobody waits any more
+                connection.sendall(b"HTTP/1.1 200 OK\r\nX-Endless: ")
+                while not given_up.wait(0.001):
+                    connection.sendall(b"x")
+
+        server = threading.Thread(target=dribble)
+        server.start()
+        with pytest.raises(StoreError, match=f"{address} gives no states"):
+            Peers("127.0.0.1:1", SECRET).read(address, 1, 10, 0.1)
+        is_sending = server.is_alive()
+        given_up.set()
+        server.join()
+    assert is_sending
 
 
 def test_a_server_that_is_gone_costs_the_feeding_of_tokens(

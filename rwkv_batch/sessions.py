@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rwkv_batch.config import is_url
+from rwkv_batch.disk import sync
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import (
     PutImage,
@@ -102,7 +103,7 @@ class FileContents:
             image = PutImage(id_, model, ends[id_].end, ends[id_].end, len(data), time.time())
             tables.apply(image, self._database, Removed())
         if ends:
-            images.sync(folder)
+            sync(folder)
         self._database.execute("COMMIT")
         return counted
 

@@ -24,6 +24,7 @@ from rwkv_batch.processes.changes import ChangeQueue
 from rwkv_batch.processes.child import Child, LaterStarts, end_all
 from rwkv_batch.processes.cores import stay_near
 from rwkv_batch.processes.databases import Databases
+from rwkv_batch.processes.engines import EngineProcess
 from rwkv_batch.processes.folder import SOCKET, NoFolder, runtime_folder
 from rwkv_batch.processes.limits import TooFewFiles, allow_open_files
 from rwkv_batch.processes.listening import CannotListen, probe
@@ -113,36 +114,6 @@ def run_database(log_format: str, path: str, address: str, first: bool, control:
     serve(DatabaseService(path, address, first), control)
 
 
-class EngineProcess:
-    """One of the engines, over all processes that it has had. `name`: of them."""
-
-    child: Child
-    started = False
-
-    def __init__(
-        self, number: int, name: str, configs: tuple[EngineConfig, ...], address: str, pulse: Pulse
-    ) -> None:
-        """`address`: where it listens."""
-        self.number, self.name, self.configs, self.address = number, name, configs, address
-        self.serving: Serving | None = None  # what front ends know that it serves; None: nothing
-        self.held: Serving | None = None  # what it would serve, until a change of the others is over
-        self.missing: list[bytes] = []  # changes that the others have made since its process was started
-        self.deaf = False  # its process is ending, or should have ended
-        self.killed = False  # its process has been, as it hung, and may take long to end
-        self.failures = 0  # since one was ready
-        self.gone = False  # it is not started any more
-        self.absent = False  # there can be no process now, which is tried again
-        self.pulse = pulse
-
-    def start(self, changes: Sequence[bytes]) -> None:
-        """Raises CannotStart."""
-        self.serving, self.held, self.missing, self.deaf, self.killed = None, None, [], False, False
-        self.pulse.rest()
-        self.absent = True
-        self.child = Child(self.name, run_engine, self.configs, self.address, changes)
-        self.started, self.absent = True, False
-
-
 class Supervisor:
     """Owns every process of the server."""
 
@@ -194,17 +165,19 @@ class Supervisor:
             Databases(folder, partial(run_database, self._config.log_format)),
         )
         devices = self._config.devices
-        for number, configs in enumerate(on_each(self._config.engines, devices, folder)):
+        models = on_each(self._config.engines, devices, folder)
+        for number, configs in enumerate(models):
             name, socket_ = (
                 ("engine", SOCKET) if len(devices) == 1 else (f"engine-{number}", f"{SOCKET}-{number}")
             )
             pulse = Pulse(self._config.hung_seconds)
-            self._engines.append(EngineProcess(number, name, configs, f"ipc://{folder / socket_}", pulse))
+            address = f"ipc://{folder / socket_}"
+            self._engines.append(EngineProcess(number, name, run_engine, configs, address, pulse))
         try:
             (folder / COUNTS).mkdir()
             self._copy_keys(folder / KEYS)
             try:
-                for config in self._engines[0].configs if self._several else ():
+                for config in models[0] if self._several else ():
                     if config.state_db and not is_url(config.state_db):
                         self._databases.need(config.state_db)
                 if (refusal := self._databases.until_ready(self._signals)) is not None:

@@ -26,6 +26,7 @@ from rwkv_batch.batches.records import (
     StoredFile,
     new_id,
 )
+from rwkv_batch.disk import sync
 
 DATABASE = "batches.db"
 LOCK = "running"  # locked by the process that runs the batches
@@ -118,7 +119,7 @@ class BatchStore:
         part, place, named = self._folder / f"{file.id}.part", self.path(file.id), False
         try:
             file = msgspec.structs.replace(file, bytes=write(part))
-            _sync(part)
+            sync(part)
             with self._durable():
                 taken = self.bytes_of_files()
                 if file.purpose == "batch" and taken + file.bytes > self.quota:
@@ -133,7 +134,7 @@ class BatchStore:
                     )
                 os.replace(part, place)
                 named = True
-                _sync(self._folder)
+                sync(self._folder)
                 self._put(
                     "files", file.id, file.owner, file.created, file.expires, file.bytes, _encoded(file)
                 )
@@ -371,15 +372,6 @@ class BatchStore:
 def file_of(owner: str, filename: str, expires: int | None = None) -> StoredFile:
     """A file of requests that is being uploaded."""
     return StoredFile(new_id("file-"), owner, filename, "batch", 0, int(time.time()), expires)
-
-
-def _sync(path: Path) -> None:
-    """Put a file on the disk, or the names in a folder. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _encoded(record: object) -> bytes:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rwkv_batch.disk import sync
 from rwkv_batch.state.entries import RowDamaged, Unread
 
 if TYPE_CHECKING:  # the process that writes for all engines of a host runs without torch
@@ -44,15 +45,6 @@ def write(images: Path, turn: int, image: "Tensor") -> None:
         with suppress(OSError):
             part.unlink()
         raise
-
-
-def sync(images: Path) -> None:
-    """Put the names of files on the disk. Raises OSError."""
-    descriptor = os.open(images, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read(images: Path, turn: int, pinned: bool) -> "Tensor":

@@ -68,7 +68,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
         if folder == disk.images:
             disk.synced.append(len(disk.order))
 
-    monkeypatch.setattr(images, "sync", sync)
+    monkeypatch.setattr(image_writer, "sync", sync)
     yield disk
     disk.gate.set()
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from rwkv_batch.state import images
+from rwkv_batch.disk import sync
 from rwkv_batch.state.entries import (
     NONE,
     Dangling,
@@ -205,7 +205,7 @@ class Store(StoreReads):
         """SQLite syncs its files, but not the names of those that it has just made."""
         if self.path:
             with contextlib.suppress(OSError):  # a folder that may not be listed
-                images.sync(self.path.parent)
+                sync(self.path.parent)
 
     def _disconnect(self) -> None:
         for connection in (self._reader, self._finder, self._writer):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from rwkv_batch.disk import sync
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import DiskFailed, Head, StoreError
 from rwkv_batch.state.snapshot import SnapshotLayout, seal
@@ -150,7 +151,7 @@ class ImageWriter(threading.Thread):
             seal(entry.image, self._layout, head.tokens, time.time(), head.digest)
             images.write(images.prepared_folder(self._images), head.turn, entry.image)
             if entry.required:
-                images.sync(self._images)
+                sync(self._images)
         except OSError as error:
             return DiskFailed(
                 f"A state could not be written to {self._images} ({error.strerror}); make room there."

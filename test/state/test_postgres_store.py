@@ -3,12 +3,14 @@
 import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -21,6 +23,7 @@ from stores import chain, do, has, next_turn, put_image, session, unknown_past
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.startup import open_store
 from rwkv_batch.state import images
+from rwkv_batch.state.elsewhere.image_index import ImageIndex
 from rwkv_batch.state.entries import (
     HIDDEN,
     NONE,
@@ -357,6 +360,31 @@ def test_states_of_an_earlier_run_without_rows_are_removed(
             assert len([*store.images_folder.iterdir()]) == 2, "another server may be writing it"
     with closing(PostgresStore(postgres.url, tmp_path, name=name)) as store:
         assert [file.name for file in store.images_folder.iterdir()] == ["1.state"]
+
+
+def test_an_image_that_cannot_be_noted_goes(store: PostgresStore) -> None:
+    """Otherwise files would come without end, of which no limit knows."""
+    one = next_turn(1)
+    do(store, PutTurn(one), PutSession(session("a", one)))
+    with closing(sqlite3.connect(store.images_folder.parent / "index.db")) as index:
+        index.execute("DROP TABLE images")
+    assert do(store, put_image(one)).images == [1]
+    assert has(store, one)
+
+
+def test_an_index_that_can_only_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ImageIndex(tmp_path).close()
+    connect = sqlite3.connect
+
+    def read_only(path: Path, **more: Any) -> sqlite3.Connection:
+        """As SQLite opens a file by itself that it may not write."""
+        return connect(f"file:{path}?mode=ro", uri=True, **more)
+
+    monkeypatch.setattr(sqlite3, "connect", read_only)
+    with pytest.raises(StoreError, match=r"cannot hold states \(attempt to write a readonly database\)"):
+        ImageIndex(tmp_path)
+    monkeypatch.undo()
+    ImageIndex(tmp_path).close()
 
 
 def test_a_folder_that_cannot_be_written_is_refused(postgres: PostgresServer, tmp_path: Path) -> None:

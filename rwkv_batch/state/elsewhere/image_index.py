@@ -10,6 +10,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import RLock
 
@@ -30,27 +31,33 @@ class ImageIndex:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             images.prepared_folder(self.states)
-            self._file = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-            self._database = sqlite3.connect(
-                folder / "index.db", isolation_level=None, check_same_thread=False, timeout=10
-            )
-            self._database.executescript("""
-                PRAGMA journal_mode = WAL;
-                PRAGMA synchronous = NORMAL;
-                CREATE TABLE IF NOT EXISTS images (
-                    turn INTEGER PRIMARY KEY, model INTEGER NOT NULL, saves INTEGER NOT NULL,
-                    tokens INTEGER NOT NULL, size INTEGER NOT NULL, used REAL NOT NULL);""")
+            with ExitStack() as on_error:
+                self._file = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+                on_error.callback(os.close, self._file)
+                self._database = sqlite3.connect(
+                    folder / "index.db", isolation_level=None, check_same_thread=False, timeout=10
+                )
+                on_error.callback(self._database.close)
+                # The last statement changes nothing, and fails where SQLite could open the file to be read
+                # only: then no image would have a row, and files would come without end.
+                self._database.executescript("""
+                    PRAGMA journal_mode = WAL;
+                    PRAGMA synchronous = NORMAL;
+                    CREATE TABLE IF NOT EXISTS images (
+                        turn INTEGER PRIMARY KEY, model INTEGER NOT NULL, saves INTEGER NOT NULL,
+                        tokens INTEGER NOT NULL, size INTEGER NOT NULL, used REAL NOT NULL);
+                    DELETE FROM images WHERE false;""")
+                with suppress(BlockingIOError):  # alone in it, what has no row is of an earlier run
+                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    known = {int(turn) for (turn,) in self._database.execute("SELECT turn FROM images")}
+                    images.sweep(self.states, lambda: known)
+                fcntl.flock(self._file, fcntl.LOCK_SH)
+                on_error.pop_all()
         except (OSError, sqlite3.Error) as error:
             reason = getattr(error, "strerror", None) or error
             raise StoreError(
                 f"The folder {folder} cannot hold states ({reason}); name another one with --image-store."
             ) from None
-        try:  # alone in it, what has no row is of an earlier run
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            images.sweep(self.states, self.turns)
-        except OSError:
-            pass
-        fcntl.flock(self._file, fcntl.LOCK_SH)
 
     def model(self, turn: int) -> int | None:
         """The model whose state the turn's image holds; None: there is no image."""
@@ -71,11 +78,11 @@ class ImageIndex:
         rows = self._rows("SELECT coalesce(sum(size), 0) FROM images")
         return int(rows[0][0]) if rows else 0
 
-    def put(self, image: PutImage) -> None:
-        """It has been written."""
-        self._rows(
+    def put(self, image: PutImage) -> bool:
+        """It has been written. False: it cannot be noted, so its file should go."""
+        noted = self._rows(
             "INSERT OR REPLACE INTO images (turn, model, saves, tokens, size, used) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
+            "VALUES (?, ?, ?, ?, ?, ?) RETURNING turn",
             image.turn,
             image.model,
             image.saves,
@@ -83,6 +90,7 @@ class ImageIndex:
             image.size,
             image.used,
         )
+        return bool(noted)
 
     def drop(self, turns: Iterable[int]) -> list[int]:
         """Forget these; which of them there were."""

@@ -284,9 +284,10 @@ class PostgresStore:
             self.keeper.removed()
         for operation in changes.images:
             match operation:
-                case PutImage():
-                    self.index.put(operation)
+                case PutImage() if self.index.put(operation):
                     self.keeper.share(operation)
+                case PutImage(turn=turn):
+                    removed.images.append(turn)
                 case DropImages(turns=turns):
                     self.index.drop(turns)
                     removed.images += turns

@@ -44,6 +44,12 @@ class FaultyObjects(AbstractFileSystem):  # type: ignore[misc]
             raise FileNotFoundError(path)
         return self.kept[path][start:end]
 
+    def find(self, path: str, prefix: str = "", **more: Any) -> list[str]:
+        self._wait()
+        if self.fails_to_read:
+            raise self.fails_to_read
+        return [each for each in self.kept if each.startswith(f"{path}/{prefix}")]
+
     def rm_file(self, path: str) -> None:
         self._wait()
         if self.fails_to_write:

@@ -96,11 +96,19 @@ def test_the_state_of_a_server_that_has_gone_is_taken_from_the_store(
         assert resume(two) == []
 
 
-def test_a_url_of_files_is_a_store(opened: Callable[..., PostgresStore], tmp_path: Path) -> None:
+def test_a_url_of_files_is_a_store(
+    opened: Callable[..., PostgresStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "SWEEP_ROWS", -1.0)
     url = f"file://{tmp_path}/share/d"
     talk(opened("one", url))
-    assert [file.suffix for file in (tmp_path / "share").rglob("*.*")] == [".state"]
-    with closing(Bench(store=opened("two", url))) as two:
+    (kept,) = (tmp_path / "share").rglob("*.state")
+    kept.with_name("5.state").touch()
+    store = opened("two", url)
+    with closing(Bench(store=store)) as two:
+        store.keeper.sweep()
+        settled(store)
+        assert [*(tmp_path / "share").rglob("*.*")] == [kept]
         assert resume(two) == []
 
 
@@ -249,6 +257,55 @@ def test_an_object_that_was_never_finished_is_removed(
         settled(store)
         assert objects.kept == {}
         assert database.execute("SELECT count(*) FROM objects").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("looked_at", [keeping.LOOKED_AT, 0.11])
+def test_objects_that_no_server_knows_are_removed(
+    opened: Callable[..., PostgresStore],
+    objects: type[FaultyObjects],
+    monkeypatch: pytest.MonkeyPatch,
+    looked_at: float,
+) -> None:
+    """As those of a server that was killed while it wrote, and its turn removed. Of many some at a time."""
+    talk(opened("one"))
+    (known,) = objects.kept
+    folder, objects.kept["elsewhere/5.state"] = known.rpartition("/")[0], b""
+    others = {f"{folder}/{name}": b"" for name in ("5.state.part", "05.state", "x.state")}
+    stays = {known, "elsewhere/5.state", *others}
+    objects.kept |= others | {f"{folder}/{turn}.state": b"" for turn in range(10, 100)}
+    monkeypatch.setattr(keeping, "SWEEP_ROWS", -1.0)
+    monkeypatch.setattr(keeping, "LOOKED_AT", looked_at)
+    store = opened("two")
+    with closing(Bench(store=store)) as two:
+        for _ in range(500):
+            store.keeper.sweep()
+            settled(store)
+            if objects.kept.keys() == stays:
+                break
+        assert objects.kept.keys() == stays and resume(two) == []
+
+
+def test_an_object_that_is_written_now_is_known(
+    opened: Callable[..., PostgresStore],
+    objects: type[FaultyObjects],
+    monkeypatch: pytest.MonkeyPatch,
+    held: "HeldWrites",
+) -> None:
+    store = opened("one")
+    with closing(Bench(store=store, replay_tokens=4)) as one, closing(Bench(store=opened("two"))) as two:
+        one.turn("a", FIRST)
+        one.settle()
+        assert held.begun.wait(PATIENCE)
+        session = one.pool.find("a")
+        assert session
+        path = f"bucket/prefix/{store.images_folder.parent.name}/{session.head.turn}.state"
+        objects.kept[path] = b"its beginning"
+        monkeypatch.setattr(keeping, "SWEEP_ROWS", -1.0)
+        two.pool.store.keeper.sweep()
+        settled(two.pool.store)
+        assert path in objects.kept
+        held.go_on.set()
+        settled(store)
 
 
 @pytest.fixture

@@ -1,13 +1,16 @@
 """The thread that keeps a server's images in step with what other servers do.
 
 - Images on this disk are copied to the store that servers share, if there is one.
-- Objects there are removed when their turns have been, by any server.
+- Objects there are removed when their turns have been, by any server, and when no server knows of them: one
+  may have been killed while it wrote.
 - Images on this disk of turns that other servers have removed are removed.
 
 It has a connection to the database for itself, and nothing waits for it.
 """
 
 import logging
+import math
+import random
 import threading
 import time
 from collections import OrderedDict
@@ -24,6 +27,8 @@ REST = 10.0  # seconds without a try after one that has failed
 SWEEP = 600.0  # seconds between two looks at what others have removed
 SWEEP_ROWS = 3600.0  # at those that no server has noted
 TOGETHER = 1000  # turns that are asked about together
+LOOKED_AT = 10_000  # objects, about, of which some may be those that nobody knows
+LIST_SECONDS = 60.0  # for their names
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +147,24 @@ class Keeper(threading.Thread):
         if time.monotonic() - self._rows_swept > SWEEP_ROWS:
             self._rows_swept = time.monotonic()
             self._whereabouts.sweep()
+            self._adopt_objects()
+
+    def _adopt_objects(self) -> None:
+        """Have those removed of which no server knows. Each time another part of them is looked through."""
+        if not self._objects:
+            return
+        url = self._objects.url
+        parts = self._whereabouts.count(url) / LOOKED_AT
+        digits = math.ceil(math.log10(parts)) if parts > 1 else 0
+        part = str(random.randrange(10 ** (digits - 1), 10**digits)) if digits else ""
+        try:
+            turns = self._objects.turns(part, LIST_SECONDS)
+        except StoreError as error:  # it may be one whose names nobody may list
+            log.info("Whether there are objects that no server knows is not seen: %s", error)
+            return
+        for first in range(0, len(turns), TOGETHER):
+            if found := self._whereabouts.adopt(turns[first : first + TOGETHER], url):
+                log.info("%d objects of which no server knows are removed from the image store.", found)
 
     def _remove_objects(self) -> None:
         """Raises StoreError."""

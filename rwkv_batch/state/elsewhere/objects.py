@@ -16,6 +16,7 @@ from rwkv_batch.state.entries import StoreError
 T = TypeVar("T")
 
 USER = re.compile(r"://([^/@]*@)")  # in a URL
+NAME = re.compile(r"([1-9][0-9]{0,18})\.state", re.ASCII)  # of an object
 
 
 class Objects:
@@ -47,6 +48,7 @@ class Objects:
         self.url = self._shown(url)
         self._folder = f"{root.rstrip('/')}/rwkv_states-{identity}"
         self._reads, self._writes = Bounded("state objects read"), Bounded("state objects written")
+        self._lists = Bounded("state objects listed")
 
     def write(self, turn: int, image: bytes, seconds: float) -> None:
         """Store an image, in place of any other one of that turn."""
@@ -66,6 +68,22 @@ class Objects:
         """A missing one is ignored."""
         with suppress(FileNotFoundError):
             self._run(self._writes, lambda: self._files.rm_file(self._path(turn)), seconds)
+
+    def turns(self, digits: str, seconds: float) -> list[int]:
+        """Turns that have images, of those whose numbers begin with these digits."""
+
+        def find() -> list[str]:
+            try:
+                return [str(path) for path in self._files.find(self._folder, prefix=digits)]
+            finally:
+                self._files.invalidate_cache()  # which would keep the names
+
+        try:
+            paths = self._run(self._lists, find, seconds)
+        except FileNotFoundError:
+            return []
+        names = (NAME.fullmatch(path.rpartition("/")[2]) for path in paths)
+        return sorted(int(name[1]) for name in names if name and name[1].startswith(digits))
 
     def _path(self, turn: int) -> str:
         return f"{self._folder}/{turn}.state"

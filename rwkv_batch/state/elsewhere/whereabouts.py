@@ -76,6 +76,25 @@ class Whereabouts:
         query = f"DELETE FROM objects WHERE turn = ANY(%s) AND {_UNWANTED}"
         self._run(lambda db: db.execute(query.encode(), ([*turns],)))
 
+    def count(self, place: str) -> int:
+        """Objects there that are known."""
+        query = "SELECT count(*) FROM objects WHERE place = %s"
+        rows = self._run(lambda db: db.execute(query, (place,)).fetchall())
+        return int(rows[0][0])
+
+    def adopt(self, turns: Sequence[int], place: str) -> int:
+        """Objects of these turns that are there and not known can go; how many these are.
+
+        Who writes an object has entered it before. So one that is not known is nobody's, or its turn has been
+        removed while it was written.
+        """
+        query = """
+            INSERT INTO objects (turn, place, size, stored, gone, changed)
+            SELECT found, %s, 0, false, true, now() FROM unnest(%s::bigint[]) AS found
+            WHERE NOT EXISTS (SELECT 1 FROM objects o WHERE o.turn = found)
+            ON CONFLICT DO NOTHING"""
+        return self._run(lambda db: db.execute(query, (place, [*turns])).rowcount)
+
     def removed(self, turns: Sequence[int]) -> list[int]:
         """Which of these turns there are no longer."""
         query = "SELECT id FROM turns WHERE id = ANY(%s)"

@@ -63,7 +63,7 @@ def points(place: Scenario, faults: Faults, step: str, call: Call, error: int, m
         fault = faults.disarm()
         if fault and call is Call.UNLINK:  # the file is removed with the next one
             place.run((STEPS | RESTARTS)[step])
-        wrong += place.check()
+        wrong += place.check(whole=fault is None or bool(wrong))
         if fault is None:
             if said or wrong:
                 print(f"{step}, in which no {call.name.lower()} failed: {said} {wrong}", flush=True)

@@ -17,7 +17,7 @@ import shutil
 import signal
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -68,7 +68,7 @@ class Scenario:
 
     def __init__(self, folder: Path, *flags: str, engines: int = 1, shell: str = 'exec "$@"') -> None:
         """folder: everything that the server writes lies in it; it is made, with a short path."""
-        self.folder = folder
+        self.folder, self.engines = folder, engines
         for name in ("tmp", "models"):
             (folder / name).mkdir(parents=True)
         for name in ("pirate.pth", "capitals.pth"):
@@ -96,6 +96,7 @@ class Scenario:
         ] = {}  # what else a session may be, and what was said
         self.generated: set[str] = set()  # ids of requests that were answered whole
         self.asked = 0  # requests that may have been counted
+        self._paths = set[str]()  # that were asked for since all that steps have stored was removed
         self._numbers = count(1)
         self._before: dict[str, Counter[str]] = {}
 
@@ -136,7 +137,8 @@ class Scenario:
         elif code := self.server.stop():
             return [f"the server ended with {code}: {self.server.log()[-2000:]}"]
         self.start()
-        return self.check_all()
+        self._check_log()
+        return self.check_stored(self.sessions)
 
     # Requests
 
@@ -176,6 +178,7 @@ class Scenario:
     @contextmanager
     def _answered(self, path: str) -> Iterator[None]:
         self.asked += 1
+        self._paths.add(path)
         try:
             yield
         except httpx.TimeoutException:
@@ -261,20 +264,25 @@ class Scenario:
             return str(refused)
         return ""
 
-    def check(self) -> list[str]:
-        """What is wrong, once nothing fails any more. What steps have stored is deleted."""
+    def check(self, whole: bool = True) -> list[str]:
+        """What is wrong, once nothing fails any more. What steps have stored is deleted.
+
+        whole: also what nothing has been asked for that could have changed it.
+        """
         try:
             until(lambda: self.ready, PATIENCE)
         except AssertionError:
             return [f"the server is not ready again: {self.server.log()[-2000:]}"]
-        wrong = self.check_all(self.sessions.keys() | self.doubtful.keys())
-        self._tidy_up()
+        wrong = self.check_stored(self.sessions.keys() | self.doubtful.keys())
+        if whole:
+            self._check_log()
+        self._tidy_up(whole)
         return wrong + (self.left_behind() if self._before else [])
 
-    def check_all(self, keys: set[str] | None = None) -> list[str]:
-        """What is wrong with what is stored."""
+    def check_stored(self, keys: Iterable[str]) -> list[str]:
+        """What is wrong with these sessions, and with responses and files."""
         wrong = []
-        for key in self.sessions.keys() if keys is None else keys:
+        for key in keys:
             known, found = self.sessions.get(key), self.history(key)
             if _same(found, known):
                 continue
@@ -288,40 +296,53 @@ class Scenario:
             reply = self.http.get(f"/v1/responses/{name}")
             if reply.status_code != 200 or output_text(reply.json()) != text:
                 wrong.append(f"the response {name} is {reply.status_code} {reply.text[:300]}")
-        listed = [each["id"] for each in self.http.get("/v1/files").json()["data"]]
+        listed = [each["id"] for each in self._listed("/v1/files")] if self.files else []
         for name, data in self.files.items():
             reply = self.http.get(f"/v1/files/{name}/content")
             if name not in listed or reply.content != data:
                 wrong.append(f"the file {name} is {reply.status_code} {reply.text[:300]}")
-        with (self.folder / "audit.jsonl").open("rb") as file:
-            verify(file)
         return wrong
 
-    def _tidy_up(self) -> None:
+    def _check_log(self) -> None:
+        with (self.folder / "audit.jsonl").open("rb") as file:
+            verify(file)
+
+    def _tidy_up(self, whole: bool) -> None:
         """Remove all that steps have stored, which what they were refused may have kept them from."""
+        boss = {"Authorization": f"Bearer {self.keys['boss']}"}
         for key in [*self.sessions, *self.doubtful]:
             self.forget(key)
         for name in self.responses:
             self.http.delete(f"/v1/responses/{name}")
-        for batch in self._listed("/v1/batches"):
-            if batch["status"] in ("validating", "in_progress", "finalizing"):
-                self.http.post(f"/v1/batches/{batch['id']}/cancel")
-        until(lambda: all(batch["status"] in OVER for batch in self._listed("/v1/batches")), PATIENCE)
-        for file in self._listed("/v1/files"):
-            self.http.delete(f"/v1/files/{file['id']}")
-        for paused in self.http.get("/v1/server/status").json()["paused_requests"]:
-            self.http.post("/v1/server/stop", json={"request_id": paused["request_id"]})
-        for glossary in self.http.get("/v2/glossaries").json()["glossaries"]:
-            self.http.delete(f"/v2/glossaries/{glossary['glossary_id']}")
-        boss = {"Authorization": f"Bearer {self.keys['boss']}"}
-        for state in self._listed("/v1/state/list"):
-            named = {"state_id": state["state_id"]}
-            self.http.request("DELETE", "/v1/state/delete", params=named, headers=boss)
-        for adapter in self._listed("/v1/adapters"):
-            named = {"adapter_id": adapter["adapter_id"]}
-            self.http.request("DELETE", "/v1/adapters", json=named, headers=boss)
+        if self._touched(whole, "/v1/batches"):
+            for batch in self._listed("/v1/batches"):
+                if batch["status"] not in OVER:
+                    self.http.post(f"/v1/batches/{batch['id']}/cancel")
+            until(lambda: all(batch["status"] in OVER for batch in self._listed("/v1/batches")), PATIENCE)
+        if self._touched(whole, "/v1/files"):
+            for file in self._listed("/v1/files"):
+                self.http.delete(f"/v1/files/{file['id']}")
+        if self._touched(whole, "/v1/server/pause"):
+            for paused in self.http.get("/v1/server/status").json()["paused_requests"]:
+                self.http.post("/v1/server/stop", json={"request_id": paused["request_id"]})
+        if self._touched(whole, "/v2/glossaries"):
+            for glossary in self.http.get("/v2/glossaries").json()["glossaries"]:
+                self.http.delete(f"/v2/glossaries/{glossary['glossary_id']}")
+        if self._touched(whole, "/v1/state/upload"):
+            for state in self._listed("/v1/state/list"):
+                named = {"state_id": state["state_id"]}
+                self.http.request("DELETE", "/v1/state/delete", params=named, headers=boss)
+        if self._touched(whole, "/v1/adapters"):
+            for adapter in self._listed("/v1/adapters"):
+                named = {"adapter_id": adapter["adapter_id"]}
+                self.http.request("DELETE", "/v1/adapters", json=named, headers=boss)
         self.responses.clear()
         self.files.clear()
+        self._paths.clear()
+
+    def _touched(self, whole: bool, path: str) -> bool:
+        """Whether requests may have changed what `path` is about since all was removed last."""
+        return whole or any(each.startswith(path) for each in self._paths)
 
     def _listed(self, path: str) -> list[dict[str, Any]]:
         return list(self.http.get(path).json()["data"])

@@ -18,7 +18,7 @@ from serving import ROOT, alive, until
 from rwkv_batch.state.entries import UNKNOWN
 
 EXACT = {"temperature": 0, "max_tokens": 4}
-LONG = "The dog sees the house and the cat sees the dog. " * 4  # more tokens than are replayed
+LONG = "The dog sees the house and the cat sees the dog. " * 3  # more tokens than are replayed
 
 Step = Callable[[Scenario], None]
 
@@ -104,7 +104,7 @@ def images(place: Scenario) -> None:
 
     Of one nothing is known but the state.
     """
-    keys = [place.name("long") for _ in range(4)]
+    keys = [place.name("long") for _ in range(place.engines + 2)]
     place.say(keys[0], LONG)
     data = place.ask("GET", "/v1/state/export", params={"session_id": keys[0], "what": "state"}).content
     put = {"params": {"session_id": keys[0]}, "content": data}

@@ -116,7 +116,7 @@ def _try(
     except (Wrong, AssertionError, StopIteration) as failure:
         wrong.append(str(failure) or repr(failure))
     fault = faults.disarm()
-    wrong += place.check()
+    wrong += place.check(whole=fault is None or bool(wrong))
     if fault is None:
         assert not said, f"{step} without a fault: {said}"
         if wrong:  # what a front end opens when it first needs it, which may be late

@@ -102,6 +102,11 @@ def parse(argv: list[str]) -> ServerConfig:
         )
     if options.replay_on_new_model and not options.token_log:
         parser.error("--replay-on-new-model reads tokens, and --no-token-log stores none; give one of them")
+    if options.draft_model is not None and not (options.draft_model and options.speculate):
+        parser.error(
+            "--draft-model guesses what rows may draw; name a model with it, and say how many tokens with "
+            "--speculate"
+        )
     if options.batch_dir == "":
         parser.error("--batch-dir is empty; name a folder, or leave it out")
     if not options.state_db:
@@ -328,6 +333,12 @@ def command_line() -> argparse.ArgumentParser:
         **number(0, most=MOST_DRAFTED),
         help="tokens a row that a step may verify of a draft: of text that its prompt, its answer or its "
         "prediction has; the answers stay the same; on a CPU (default %(default)s: none)",
+    )
+    flag(
+        "--draft-model",
+        metavar="P",
+        help="a smaller model with the same vocabulary that guesses for the first one where its text has no "
+        "draft; needs --speculate (default: none)",
     )
     flag(
         "--threads",

@@ -54,6 +54,7 @@ class EngineConfig(ProcessConfig):
     max_waiting: int = 4096  # rows that may wait for a slot; more are refused
     prefill_tokens: int | None = None  # prompt tokens a step
     speculate: int = 0  # tokens of a draft that a step verifies for a row, at most; 0: no drafts
+    draft_model: str | None = None  # a file or folder of a smaller model that guesses for it; None: none does
     threads: int | None = None  # of a step on a CPU; None: one for a small model, else a thread for each core
     batch_invariant: bool = False  # a row's results depend, to the bit, on nothing but the row
     wkv: str | None = None  # "fp16" or "fp32": how the recurrent state is stored
@@ -127,9 +128,10 @@ def further_model(default: EngineConfig, path: str, name: str | None) -> EngineC
     """The configuration of a model beside the default one, whose sessions are in a file beside the default's.
 
     The file has the model's name: sessions.db, sessions.7b.db. In a database at a URL they are apart by it.
+    It has no draft model.
     """
     database, called = default.state_db, name or file_name(path)
-    further = replace(default, model_path=path, model_name=name)
+    further = replace(default, model_path=path, model_name=name, draft_model=None)
     if is_url(database):
         return replace(further, state_model=called)
     if database and database != IN_MEMORY:

@@ -37,6 +37,13 @@ def tensors(path: Path = MODEL) -> dict[str, Tensor]:
     return out
 
 
+def known(path: Path) -> Tensor:
+    """The token ids that have rows of their own in such a file, ascending: `[ids]` int64."""
+    with safe_open(path, "pt") as file:
+        ids: Tensor = file.get_tensor(KNOWN)
+    return ids.long()
+
+
 def is_packed(path: Path) -> bool:
     """Whether a file holds such a model. One that cannot be read does not."""
     with suppress(SafetensorError, OSError), safe_open(path, "pt") as file:

@@ -41,6 +41,7 @@ from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
 from rwkv_batch.runner.loading import LoadedModel, load_model
 from rwkv_batch.runner.protocol import Runner
+from rwkv_batch.runner.speculation.draft_model import load_draft
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.starts.prefix_cache import PrefixCache
@@ -95,7 +96,7 @@ class Engine:
         share: MemoryShare,
         wake: Callable[[], None],
     ) -> None:
-        weights, runner = loaded.weights, loaded.runner
+        weights, runner, draft_model = loaded.weights, loaded.runner, load_draft(loaded, config)
         budget = memory.prompt_tokens(runner, config, share)
         rows, l1 = memory.rows_and_idle_slots(runner, config, budget, share)
         with devices.out_of_memory_as_error(f"{rows} rows and {l1} idle sessions", runner.device):
@@ -119,7 +120,7 @@ class Engine:
         beginnings = Beginnings(PrefixCache(config.prefix_cache_mb << 20), self.parts.pool)
         turns = Turns(self.parts, beginnings)
         self._maker = RowMaker(self.parts, beginnings, turns, self.adapters)
-        drafting = drafting_of(self.parts, config)
+        drafting = drafting_of(self.parts, config, draft_model)
         self._loop = StepLoop(self.parts, turns, self.adapters, self.masks, drafting)
         self._generating = Lock()
         self.info = describe(loaded, scheduler, self.pool.options.replay_rate)

@@ -40,6 +40,7 @@ class TorchRunner:
     """
 
     run_ahead_stop_ids, most_steps = 0, 1
+    beside_slot = 0  # bytes that go with each slot, such as its states of a draft model
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class TorchRunner:
         activations = tokens * TOKEN_VECTORS * 4 * width
         numbers = room.slots * slot_numbers(layers, width, 4 * width, room.most_rank)
         slot = slot_bytes(layers, width, self.dtype, self._wkv_dtype)
-        return slots * slot + activations + numbers * self.dtype.itemsize
+        return slots * (slot + self.beside_slot) + activations + numbers * self.dtype.itemsize
 
     def allocate(self, rows: int, idle_slots: int, prefill_tokens: int, late: bool = False) -> None:
         self.states = self.model.new_states(rows + idle_slots, self._wkv_dtype)

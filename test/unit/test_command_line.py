@@ -181,6 +181,19 @@ def test_what_is_too_large_is_refused(flag, most, capsys):
     assert ended.value.code == 2 and f"{flag}: 1" in said and f" use {most} or less" in said
 
 
+@pytest.mark.parametrize("flags", [["--draft-model", "a"], ["--draft-model", "", "--speculate", "3"]])
+def test_a_draft_model_is_named_with_the_length_of_its_drafts(flags, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(flags)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2 and "error: --draft-model " in said and "--speculate" in said
+
+
+def test_the_first_model_has_the_draft_model():
+    flags = ["--model-path", "a", "--model-path", "b", "--draft-model", "c", "--speculate", "3"]
+    assert [each.draft_model for each in parse(flags).engines] == ["c", None]
+
+
 def test_weights_are_those_of_all_models():
     flags = ["--model-path", "a", "--model-path", "b", "--weights", "int4-128", "--quantize-head"]
     for engine in parse(flags).engines:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from rwkv_batch.runner.protocol import Batch, NewRow, Runner
+from rwkv_batch.runner.speculation.draft_model import DraftModel
 from rwkv_batch.runner.speculation.protocol import Verifier
 from rwkv_batch.text.tokenizer import END_OF_TEXT
 from rwkv_batch.wire.protocol import Sampling
 
 LEAST_TIMES, MOST_TIMES = 2, 30  # that each step is measured
+READ = 16  # tokens by which reading is measured
 SECONDS = 0.3  # that this may take beyond the least times
 GREEDY = Sampling(temperature=0.0)
 
@@ -21,13 +23,17 @@ class DraftCost:
 
     fixed: float  # what a step takes more because there are drafts
     each: float  # and because it has a token more
+    guess: float = 0.0  # what a pass of a draft model takes, for one row
+    read: float = 0.0  # and because it has a token more
 
     def of_step(self, tokens: int) -> float:
         """What a step of so many tokens takes, without drafts."""
         return 1 + self.each * (tokens - 1)
 
 
-def draft_cost(runner: Runner, verifier: Verifier, most: int) -> DraftCost:
+def draft_cost(
+    runner: Runner, verifier: Verifier, most: int, draft_model: DraftModel | None = None
+) -> DraftCost:
     """Of drafts of up to `most` tokens. The state of slot 0 is as before any token, then too."""
     runner.begin(0, NewRow(GREEDY, 0, 0, ()))
     plain = Batch(tokens=[END_OF_TEXT], counts=[1], slots=[0], draws=[0])
@@ -35,12 +41,15 @@ def draft_cost(runner: Runner, verifier: Verifier, most: int) -> DraftCost:
     for count in (1, most):
         batch = Batch(tokens=[END_OF_TEXT] * (1 + count), counts=[1 + count], slots=[0], draws=[0])
         steps.append(partial(_verify, verifier, batch, count))
+    if draft_model:
+        steps += [partial(draft_model.first, {0: [END_OF_TEXT] * count}) for count in (1, READ)]
     # What others do on the host meanwhile does not count.
     clock = time.process_time if runner.device.type == "cpu" else time.perf_counter
-    one, short, long = _seconds(steps, clock)
+    one, short, long, *passes = _seconds(steps, clock)
     runner.states.clear([0])
     each = max((long - short) / (most - 1), 0.0) if most > 1 else max(short - one, 0.0)
-    return DraftCost(max(short - one - each, 0.0) / one, each / one)
+    guess, read = (passes[0], max(passes[1] - passes[0], 0.0) / (READ - 1)) if passes else (0.0, 0.0)
+    return DraftCost(max(short - one - each, 0.0) / one, each / one, guess / one, read / one)
 
 
 def _verify(verifier: Verifier, batch: Batch, count: int) -> object:

@@ -2,7 +2,8 @@
 
 A token more in a step is worth its time if the step then draws tokens faster. What it costs is measured
 (`cost.py`); with what chance it is accepted follows from what the row has drawn (`text/lookup.py`). With more
-rows a step draws more in the same time without drafts, so they become shorter, and end.
+rows a step draws more in the same time without drafts, so they become shorter, and end. Where a row's text
+has none, or none that is as likely, a draft model may guess (`guessing.py`).
 """
 
 import logging
@@ -12,11 +13,12 @@ from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.scheduling.row import DECODING, Row
 from rwkv_batch.engine.speculation.cost import DraftCost, draft_cost
+from rwkv_batch.engine.speculation.guessing import Guessing
 from rwkv_batch.runner.protocol import Batch
+from rwkv_batch.runner.speculation.draft_model import DraftModel
 from rwkv_batch.runner.speculation.protocol import Verifier
 from rwkv_batch.runner.speculation.torch_verifier import verifier_of
 from rwkv_batch.text.lookup import MOST_LOOKED_UP, Lookup
-from rwkv_batch.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -25,30 +27,51 @@ MOST_EXPECTED = 4 * MOST_LOOKED_UP  # characters that are read of a prediction
 LEAST_GAIN = 2.0  # what drafts are expected to gain, in multiples of their cost: both are not known well
 
 
-def drafting_of(parts: EngineParts, config: EngineConfig) -> "Drafting | None":
+def drafting_of(
+    parts: EngineParts, config: EngineConfig, draft_model: DraftModel | None = None
+) -> "Drafting | None":
     """Drafts as configured, with their cost measured; None: rows have none."""
     most = config.speculate
     if not most or (verifier := verifier_of(parts.runner)) is None:
         return None
-    cost = draft_cost(parts.runner, verifier, most)
+    guessing = None
+    if draft_model:
+        slots, shape = len(parts.runner.states), draft_model.checkpoint
+        guessing = Guessing(draft_model, slots)
+        log.info(
+            "draft model: %s, %d layers of width %d, %.1f MiB; %.1f MiB for the states of %d slots",
+            shape.name,
+            shape.layers,
+            shape.width,
+            draft_model.weight_bytes / 2**20,
+            draft_model.slot_bytes * slots / 2**20,
+            slots,
+        )
+    cost = draft_cost(parts.runner, verifier, most, draft_model)
     log.info(
         "drafts of up to %d tokens: one costs %.2f of a step, and each of its tokens %.2f",
         most,
         cost.fixed,
         cost.each,
     )
-    return Drafting(verifier, most, cost, parts.tokenizer, parts.weights.vocab)
+    if guessing:
+        log.info(
+            "the draft model: a guess costs %.2f of a step, a token read %.2f",
+            cost.guess,
+            cost.read,
+        )
+    return Drafting(verifier, most, cost, parts, guessing)
 
 
 class Drafting:
     """The drafts of one model's rows. For the engine's thread."""
 
     def __init__(
-        self, verifier: Verifier, most: int, cost: DraftCost, tokenizer: Tokenizer, vocab: int
+        self, verifier: Verifier, most: int, cost: DraftCost, parts: EngineParts, guessing: Guessing | None
     ) -> None:
-        """most: tokens of a draft. vocab: ids that the model has."""
-        self.verifier, self._most, self._cost = verifier, most, cost
-        self._tokenizer, self._vocab = tokenizer, vocab
+        """most: tokens of a draft. guessing: None: there is no draft model."""
+        self.verifier, self._most, self._cost, self._guessing = verifier, most, cost, guessing
+        self._tokenizer, self._vocab = parts.tokenizer, parts.weights.vocab
 
     def extended(self, batch: Batch, drawing: list[Row]) -> tuple[Batch, dict[int, int]]:
         """A step with the drafts of its rows, and how many tokens these have, by place in the draws.
@@ -76,13 +99,14 @@ class Drafting:
         if not rows:
             return drafts
         # What a step draws in the time of a step of one token: with less a draft slows it down.
-        pace = rows / cost.of_step(tokens) * LEAST_GAIN
-        least = cost.each * pace
+        pace = rows / cost.of_step(tokens)
+        least = cost.each * pace * LEAST_GAIN
         if least >= 1:
             return drafts
-        together, gained = 0, 0.0
+        room, gained, unlikely = MOST_TOGETHER, 0.0, dict[int, tuple[Row, int]]()
+        found: dict[int, tuple[list[int], float]] = {}
         for place, row in enumerate(drawing[:rows]):
-            most = min(self._most, row.known_draws_left - 1, MOST_TOGETHER - together)
+            most = min(self._most, row.known_draws_left - 1, room)
             lookup = self._lookup(row)
             if lookup is None or most < 1:
                 continue
@@ -93,10 +117,19 @@ class Drafting:
                 if not stops.isdisjoint(draft):
                     draft = draft[: next(i for i, token in enumerate(draft) if token in stops)]
                 if draft:
-                    drafts[place] = draft
-                    together += len(draft)
-                    gained += expected - least * len(draft)
-        return drafts if gained > cost.fixed * pace else {}
+                    found[place] = draft, expected
+            if self._guessing and (not draft or expected < self._guessing.of(row).rate):
+                unlikely[place] = row, most
+                room -= most
+            else:
+                room -= len(draft)
+        if self._guessing and unlikely:
+            found |= self._guessing.drafts(unlikely, cost, pace)
+        for place in sorted(found):
+            draft, expected = found[place]
+            drafts[place] = draft
+            gained += expected - least * len(draft)
+        return drafts if gained > cost.fixed * pace * LEAST_GAIN else {}
 
     def _lookup(self, row: Row) -> Lookup | None:
         """Of a row that may have drafts: it has no mask, is in no mixture and has drawn all that it will."""

@@ -18,11 +18,17 @@ from rwkv_batch.sampling.mixtures import mix_logits
 from rwkv_batch.sampling.prompt_logprobs import PromptScores, scored_rows
 
 
+def torch_model_of(runner: Runner) -> TorchModel | None:
+    """The model of a runner over torch's operations that is no chain of stages; None: it has none."""
+    if isinstance(runner, TorchRunner) and isinstance(runner.model, TorchModel):
+        return runner.model
+    return None
+
+
 def verifier_of(runner: Runner) -> Verifier | None:
     """What verifies drafts for a runner that has its states; None: nothing does."""
-    if isinstance(runner, TorchRunner) and isinstance(runner.model, TorchModel):
-        return TorchVerifier(runner, runner.model)
-    return None
+    model = torch_model_of(runner)
+    return TorchVerifier(runner, model) if isinstance(runner, TorchRunner) and model else None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,179 @@
+"""Drafts by a second model, for rows whose own text has none.
+
+A pass of that model costs a part of a step, which is measured (`cost.py`). It is made where the tokens that
+it adds to the step are expected to be worth more: by how often guesses of these rows were right lately. A row
+whose guesses are wrong has none for a while, then is tried again.
+"""
+
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rwkv_batch.engine.scheduling.row import Row
+from rwkv_batch.engine.speculation.cost import DraftCost
+from rwkv_batch.runner.speculation.draft_model import DraftModel, Guess
+
+MOST_READ = 256  # tokens of a prompt, the last ones, that are read before a row's first guess
+READ_AT_ONCE = 64  # tokens that are read in one step for rows that have no guesses before they are read
+LEAST_GAIN = 1.25  # what a pass is expected to gain, in multiples of its cost
+HORIZON = 64  # tokens for which a row is expected to go on, at most, where reading its prompt is weighed
+# Guesses by the chance that the draft model gives them: how often they are right, before a row has shown it.
+EDGES = (0.3, 0.5, 0.7, 0.85, 0.95)
+FIRST_RATES = (0.15, 0.35, 0.55, 0.7, 0.85, 0.95)
+FIRST_WEIGHT = 4.0  # guesses that these count as
+FORGETTING = 0.95  # what a guess counts when one more has come
+# How often guesses are right at all: before any, and how fast that follows what is found, of a row and of
+# all. In so many steps without a guess it comes back to the first rate.
+RATE, ROW_SHARE, SHARED_SHARE, BACK = 0.75, 0.15, 0.02, 64
+
+
+@dataclass(eq=False, slots=True)
+class GuessedRow:
+    """What the draft model has read of a row, and how good its guesses were."""
+
+    arrival: int  # of the row
+    text: list[int]  # of its prompt, what is read
+    rate: float  # how often a guess is right
+    read: int = 0  # tokens of this text, and behind it of those drawn, that the state has seen
+    made: list[Guess] = field(default_factory=list)  # that are not known to be right or wrong
+    made_at: int = 0  # how many tokens were drawn before these
+    right: list[float] = field(default_factory=lambda: [rate * FIRST_WEIGHT for rate in FIRST_RATES])
+    counted: list[float] = field(default_factory=lambda: [FIRST_WEIGHT] * len(FIRST_RATES))
+
+    def unread(self, drawn: list[int]) -> list[int]:
+        """What the state has not seen."""
+        begun = self.read - len(self.text)
+        return drawn[begun:] if begun >= 0 else self.text[self.read :] + drawn
+
+    def chance(self, guess: Guess) -> float:
+        """That it is right, if all before it are."""
+        kind = bisect(EDGES, guess.chance)
+        return self.right[kind] / self.counted[kind]
+
+    def learn(self, drawn: Sequence[int]) -> list[bool]:
+        """The row has drawn these in all. Which of its latest guesses were right, up to a wrong one."""
+        found = list[bool]()
+        for guess, token in zip(self.made, drawn[self.made_at :], strict=False):
+            kind, right = bisect(EDGES, guess.chance), guess.token == token
+            self.counted[kind] = self.counted[kind] * FORGETTING + 1
+            self.right[kind] = self.right[kind] * FORGETTING + right
+            self.rate += (right - self.rate) * ROW_SHARE
+            found.append(right)
+            if not right:
+                break
+        self.made = []
+        return found
+
+    def rest(self) -> None:
+        """There was a step without guesses: in the end they are tried again."""
+        self.rate += max(RATE - self.rate, 0.0) / BACK
+
+
+@dataclass(frozen=True)
+class GuessingRow:
+    """A row for which guesses are wanted, `most` of them at most."""
+
+    row: Row
+    known: GuessedRow
+    slot: int
+    most: int
+
+
+class Guessing:
+    """The guesses for one model's rows. For the engine's thread."""
+
+    def __init__(self, model: DraftModel, slots: int) -> None:
+        self.model, self._rate = model, RATE
+        self._rows: dict[int, GuessedRow] = {}  # by slot
+        model.allocate(slots)
+
+    def of(self, row: Row) -> GuessedRow:
+        """What is known of a row that runs, with what it has drawn."""
+        assert row.slot is not None
+        known = self._rows.get(row.slot)
+        if known is None or known.arrival != row.arrival:
+            known = self._rows[row.slot] = GuessedRow(row.arrival, row.prompt[-MOST_READ:], self._rate)
+            self.model.begin(row.slot)
+        for right in known.learn(row.drawn):
+            self._rate += (right - self._rate) * SHARED_SHARE
+        return known
+
+    def drafts(
+        self, wanted: Mapping[int, tuple[Row, int]], cost: DraftCost, pace: float
+    ) -> dict[int, tuple[list[int], float]]:
+        """By place, the draft of a row and how many tokens of it are right on average.
+
+        wanted: rows that decode, and how many tokens their drafts may have. pace: what a step draws in the
+        time of a step of one token.
+        """
+        pace *= LEAST_GAIN
+        asked = {
+            place: GuessingRow(row, self.of(row), row.slot, most)
+            for place, (row, most) in wanted.items()
+            if row.slot is not None
+        }
+        least = cost.each * pace
+        gains = {place: each.known.rate - least - cost.read * pace for place, each in asked.items()}
+        taking = {place: each for place, each in asked.items() if gains[place] > 0}
+        gain = sum(gains[place] for place in taking) - cost.guess * pace
+        for place, each in asked.items():
+            if gain <= 0 or place not in taking:
+                each.known.rest()
+        if gain <= 0:
+            self._rate += max(RATE - self._rate, 0.0) / BACK**2
+            return {}
+        share, reading = gain / len(taking), cost.read * pace
+        ready = self._ready(taking, lambda left, unread: unread * reading < share * min(left, HORIZON))
+        return self._guess(ready, cost, pace) if ready else {}
+
+    def _ready(
+        self, taking: Mapping[int, GuessingRow], worth: Callable[[int, int], bool]
+    ) -> dict[int, GuessingRow]:
+        """Those that need no more reading before they guess; others read now, a piece.
+
+        worth: whether reading so much pays for a row that draws so many tokens more.
+        """
+        ready, room = dict[int, GuessingRow](), READ_AT_ONCE
+        pieces = dict[int, list[int]]()
+        for place, each in taking.items():
+            unread = each.known.unread(each.row.drawn)
+            if len(unread) <= READ_AT_ONCE // 2:
+                ready[place] = each
+            elif room and worth(each.row.request.max_tokens - len(each.row.drawn), len(unread)):
+                pieces[each.slot] = piece = unread[: min(room, len(unread) - 1)]
+                each.known.read += len(piece)
+                room -= len(piece)
+        if pieces:
+            self.model.read(pieces)
+        return ready
+
+    def _guess(
+        self, ready: Mapping[int, GuessingRow], cost: DraftCost, pace: float
+    ) -> dict[int, tuple[list[int], float]]:
+        places, least = {each.slot: place for place, each in ready.items()}, cost.each * pace
+        drafts: dict[int, tuple[list[int], float]] = {}
+        chances = dict.fromkeys(ready, 1.0)
+        unread = {each.slot: each.known.unread(each.row.drawn) for each in ready.values()}
+        for each in ready.values():
+            each.known.read += len(unread[each.slot])
+            each.known.made_at = len(each.row.drawn)
+        guesses, begin = self.model.first(unread), True
+        while guesses:
+            guessed = dict[int, int]()
+            hope = 0.0
+            for slot, guess in guesses.items():
+                each = ready[place := places[slot]]
+                each.known.made.append(guess)
+                chances[place] *= each.known.chance(guess)
+                if chances[place] <= least or guess.token in each.row.text.stop_ids:
+                    continue
+                draft, expected = drafts.get(place, ([], 0.0))
+                drafts[place] = [*draft, guess.token], expected + chances[place]
+                if len(draft) + 1 < each.most:
+                    guessed[slot] = guess.token
+                    hope += max(chances[place] * each.known.rate - least, 0.0)
+            passed = cost.guess + cost.read * (len(guessed) - 1)
+            if not guessed or hope <= passed * pace:
+                break
+            guesses, begin = self.model.further(guessed, begin=begin), False
+        return drafts

@@ -18,6 +18,7 @@ from databases import new_name, open_new
 from postgres_proxy import PostgresProxy
 from postgres_server import PostgresServer
 from postgres_writer import KEY
+from serving import until
 from stores import chain, do, has, next_turn, put_image, session, unknown_past
 
 from rwkv_batch.config import EngineConfig
@@ -37,6 +38,7 @@ from rwkv_batch.state.entries import (
     StoreDocument,
     StoreError,
 )
+from rwkv_batch.state.postgres import schema
 from rwkv_batch.state.postgres.schema import schema_of
 from rwkv_batch.state.postgres.store import PostgresStore
 
@@ -89,6 +91,54 @@ def test_a_database_of_a_later_version_is_refused(
 ) -> None:
     database.execute("INSERT INTO migrations VALUES (99, now())")
     with pytest.raises(StoreError, match=r"version 99 of the tables.*start a newer server"):
+        PostgresStore(postgres.url, tmp_path, name=name)
+
+
+def at_the_first_version(database: psycopg.Connection, name: str) -> None:
+    """The tables as an earlier server has left them."""
+    database.execute(
+        f"""
+        CREATE SCHEMA {name};
+        CREATE TABLE migrations (version int PRIMARY KEY, applied timestamptz NOT NULL);
+        INSERT INTO migrations VALUES (1, now());
+        {schema.MIGRATIONS[0]}
+        INSERT INTO about VALUES ('1');""".encode()
+    )
+
+
+def test_others_go_on_while_a_server_waits_to_change_tables(
+    postgres: PostgresServer, tmp_path: Path, name: str, database: psycopg.Connection
+) -> None:
+    at_the_first_version(database, name)
+    opened = list[PostgresStore]()
+    server = threading.Thread(target=lambda: opened.append(PostgresStore(postgres.url, tmp_path, name=name)))
+    with psycopg.connect(postgres.url, options=f"-c search_path={name}") as reader:
+        reader.execute("SELECT 1 FROM turns")  # a long transaction, as of a backup
+        server.start()
+        until(lambda: database.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone() is not None)
+        database.execute("SET lock_timeout = '20s'")
+        assert database.execute("SELECT count(*) FROM turns").fetchone() == (0,)
+    server.join()
+    (store,) = opened
+    with closing(store):
+        do(store, PutTurn(next_turn(1)))
+
+
+def test_a_server_does_not_wait_for_ever_to_change_tables(
+    postgres: PostgresServer,
+    tmp_path: Path,
+    name: str,
+    database: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_the_first_version(database, name)
+    for limit, value in {"WAIT_MS": 10, "PAUSE": 0.0, "MOST_SECONDS": 0.1}.items():
+        monkeypatch.setattr(schema, limit, value)
+    with (
+        psycopg.connect(postgres.url, options=f"-c search_path={name}") as reader,
+        pytest.raises(StoreError, match=r"transaction has held them .* pg_stat_activity"),
+    ):
+        reader.execute("SELECT 1 FROM turns")
         PostgresStore(postgres.url, tmp_path, name=name)
 
 

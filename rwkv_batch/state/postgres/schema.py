@@ -1,16 +1,21 @@
 """The tables, version by version. A server brings a database to its own version when it starts."""
 
+import logging
 import re
 import secrets
+import time
 import zlib
 
-from psycopg import sql
+from psycopg import errors, sql
 
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.postgres.connection import Database
 
 DEFAULT = "rwkv"  # the schema of the first model's sessions
 MIGRATING = 7_210_868  # of the advisory lock: one server at a time
+# Who waits to change a table has all others wait behind it, even those that only read. So each wait is short.
+WAIT_MS, PAUSE = 1000, 1.0  # for a table, and seconds until that is tried again
+MOST_SECONDS = 60.0  # of all tries
 LONGEST = 40  # characters of a schema's name that are taken from a model's
 
 # Keys are bytes, as SQLite's are: they may hold what PostgreSQL's text does not, and are ordered as bytes.
@@ -47,6 +52,8 @@ MIGRATIONS = (
     CREATE INDEX objects_to_remove ON objects (place) WHERE gone OR NOT stored;
     """,
 )
+
+log = logging.getLogger(__name__)
 
 
 def schema_of(model: str) -> str:
@@ -92,10 +99,29 @@ def _version(db: Database) -> int:
 
 def migrate(db: Database, schema: str) -> str:
     """Bring the tables to this version; the database's identity. Raises StoreError, psycopg.Error."""
+    began, has_waited = time.monotonic(), False
+    while True:
+        try:
+            return _migrate(db, schema)
+        except errors.LockNotAvailable:
+            if time.monotonic() - began >= MOST_SECONDS:
+                raise StoreError(
+                    f"The tables of the database cannot be changed, as a transaction has held them for "
+                    f"{MOST_SECONDS:.0f} s; pg_stat_activity shows it; end it, or start this server later."
+                ) from None
+        if not has_waited:
+            log.warning("A transaction holds the tables of the database, which are changed when it ends.")
+        has_waited = True
+        time.sleep(PAUSE)
+
+
+def _migrate(db: Database, schema: str) -> str:
+    """See `migrate`. Raises LockNotAvailable where somebody else holds a table."""
     name = sql.Identifier(schema)
     with db.transaction():
         db.execute("SET LOCAL lock_timeout = 0")  # another server migrates, however long that takes
         db.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATING,))
+        db.execute(f"SET LOCAL lock_timeout = {WAIT_MS}".encode())
         found = db.execute("SELECT to_regclass(%s)", (f'"{schema}".migrations',)).fetchone()
         if found is None or found[0] is None:
             db.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))

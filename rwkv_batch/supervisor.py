@@ -38,6 +38,7 @@ from rwkv_batch.wire.supervision import (
     DatabaseNeeded,
     Drain,
     EngineLost,
+    FrontendBroken,
     FrontendLost,
     LoadFailure,
     Ping,
@@ -54,6 +55,8 @@ RESTART_PAUSE = 0.5  # seconds between restarts of something that dies at once
 ENGINE_RESTARTS = 3  # in a row, without having become ready
 FRONTEND, BATCHES = "frontend", "batches"  # kinds of front ends
 COUNTS, KEYS = "counts", "keys.json"  # in the runtime folder: where front ends count, and keys as last read
+
+FromEngine = Serving | LoadFailure | DatabaseNeeded | FrontendBroken | Ping
 
 log = logging.getLogger(__name__)
 
@@ -274,7 +277,7 @@ class Supervisor:
     def _receive(self, engine: EngineProcess) -> int | None:
         """Take a message from an engine. Returns an exit code if it is the end."""
         try:
-            message: Serving | LoadFailure | DatabaseNeeded | Ping = engine.child.control.recv()
+            message: FromEngine = engine.child.control.recv()
         except (EOFError, OSError):  # its sentinel says when it has ended
             self._lose(engine)
             return None
@@ -285,6 +288,10 @@ class Supervisor:
                 log.error("%s: %s", engine.name, sentence)  # it ends now
             case DatabaseNeeded(path=path):
                 self._databases.need(path)
+            case FrontendBroken(name=name):
+                for frontend in self._frontends:
+                    if frontend.name == name:
+                        frontend.process.kill()  # its sentinel says when it has ended
             case Ping(waited=waited):
                 engine.pulse.answer()
                 self._note_silence(engine, waited if engine.pulse.is_late(waited) else 0.0)

@@ -3,8 +3,9 @@
 It has a pipe to each of its processes, where messages are pickled. It sends `Serving` (the engine is
 ready), `EngineLost`, `Stalled`, `Restarts` and `Drain` to the front ends, and `FrontendLost`, `Ping` and
 `Stop` to the engine. The engine answers `Ping`, and sends `Serving`, again whenever that changes, or
-`LoadFailure`. Of several engines each sends `DatabaseNeeded`, and answers `CatchUp` with `Serving`; a front
-end sends `ChangeWanted`, is sent `ChangeGranted` when it may, and sends `ChangeOver`.
+`LoadFailure`; and `FrontendBroken`, of a front end that another one replaces then. Of several engines each
+sends `DatabaseNeeded`, and answers `CatchUp` with `Serving`; a front end sends `ChangeWanted`, is sent
+`ChangeGranted` when it may, and sends `ChangeOver`.
 """
 
 from typing import Literal
@@ -122,6 +123,12 @@ class Drain(Struct, frozen=True):
 
 class FrontendLost(Struct, frozen=True):
     """A front end has died, and nobody can receive the replies to its requests."""
+
+    name: str
+
+
+class FrontendBroken(Struct, frozen=True):
+    """Nothing can be sent to this front end. Its requests are cancelled."""
 
     name: str
 

@@ -1,5 +1,6 @@
 """The engine's process: messages that are not understood, and what the supervisor gets of it."""
 
+import errno
 import gc
 import multiprocessing
 import signal
@@ -25,11 +26,11 @@ from rwkv_batch.engine.serving.models import Models
 from rwkv_batch.engine.serving.process import Announcer, Service, run
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.torch_runner import TorchRunner
-from rwkv_batch.wire.client import Client, RequestRejected
+from rwkv_batch.wire.client import Client, Job, RequestRejected
 from rwkv_batch.wire.codec import decode_events, encode
 from rwkv_batch.wire.commands import LoadModel, RemoveModel
 from rwkv_batch.wire.protocol import Failed, GenerateRequest
-from rwkv_batch.wire.supervision import CatchUp, LoadFailure, Ping, Serving, Stop
+from rwkv_batch.wire.supervision import CatchUp, FrontendBroken, LoadFailure, Ping, Serving, Stop
 
 
 @pytest.mark.parametrize("message", [{"type": "of the future", "id": "a"}, {"type": "generate", "id": "a"}])
@@ -100,6 +101,66 @@ def test_a_message_that_fails_once_is_sent_or_received_again(
     thread.join()
     client.close()
     waker.close()
+
+
+class TwoFrontEnds:
+    """An engine and the clients of two front ends, of which nothing can be sent to some."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = Engine(tiny(vocab=400), device="cpu", max_rows=2, prefix_cache_mb=0)
+        control, self.supervisor = multiprocessing.Pipe()
+        wakeups, self.waker = socket.socketpair()
+        self.service = Service(
+            Models([engine]), None, f"ipc://{folder}/engine", control, wakeups, Announcer(control, 0)
+        )
+        self.broken, real = set[bytes](), zmq.Socket.send_multipart
+
+        def send(router: zmq.Socket, parts: list[bytes], **options: Any) -> Any:
+            if parts[0] in self.broken:
+                raise zmq.ZMQError(errno.ENOMEM)
+            return real(router, parts, **options)
+
+        monkeypatch.setattr(zmq.Socket, "send_multipart", send)
+        self.clients = [Client(f"ipc://{folder}/engine", name) for name in ("frontend-1", "frontend-2")]
+
+    def ask(self, client: Client, id_: str) -> Job:
+        return client.submit(GenerateRequest(id_, [[5, 6]], 3, stop_ids=[], flush_tokens=1))
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.waker.close()
+
+
+def test_a_front_end_to_which_nothing_can_be_sent_is_given_up_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "SEND_AGAIN", 0.0)
+    both = TwoFrontEnds(tmp_path, monkeypatch)
+    broken, well = both.clients
+    both.broken.add(b"frontend-1")
+    thread = Thread(target=both.service.serve, daemon=True)
+    thread.start()
+    for number in range(2):
+        both.ask(broken, f"a{number}")
+        assert both.supervisor.poll(30) and both.supervisor.recv() == FrontendBroken("frontend-1")
+        job = both.ask(well, f"b{number}")
+        while not job.exhausted:
+            assert job.read(30)
+    both.supervisor.send(Stop())
+    thread.join()
+    both.close()
+
+
+def test_an_engine_that_can_send_to_nobody_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "SEND_AGAIN", 0.0)
+    both = TwoFrontEnds(tmp_path, monkeypatch)
+    both.broken |= {b"frontend-1", b"frontend-2"}
+    for number, client in enumerate(both.clients):
+        both.ask(client, f"{number}")
+    with pytest.raises(zmq.ZMQError, match="Cannot allocate memory"):
+        both.service.serve()
+    both.close()
 
 
 def once_without_memory(error: Exception) -> Callable[[bytes], Any]:

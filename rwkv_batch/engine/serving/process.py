@@ -12,7 +12,7 @@ import multiprocessing
 import signal
 import socket
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
@@ -43,6 +43,7 @@ from rwkv_batch.wire.protocol import Cancel, Event, Failed, GenerateRequest, Rej
 from rwkv_batch.wire.supervision import (
     CatchUp,
     DatabaseNeeded,
+    FrontendBroken,
     FrontendLost,
     LoadFailure,
     Ping,
@@ -51,7 +52,8 @@ from rwkv_batch.wire.supervision import (
 )
 
 SEND_AGAIN = 0.01  # seconds until what could not be sent is sent again
-MOST_FAILURES = 100  # of messages in a row, of which the process ends
+MOST_FAILURES = 100  # in a row, of messages to a front end, which is given up then, or from all
+MOST_GIVEN_UP = 1  # front ends in a row; of more the process ends, as the fault is its own
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +181,8 @@ class Service:
         self._loads = LoadReports(models)
         self._stopping = False
         self._unsent: defaultdict[bytes, list[Event]] = defaultdict(list)  # by front end
-        self._failures = 0  # of messages, in a row
+        self._failures = Counter[bytes]()  # in a row: to each front end, and b"": of receiving
+        self._given_up = 0  # front ends, since something could be sent
 
     def serve(self) -> None:
         """Run until `Stop`. However it ends, sessions that are not stored yet are stored."""
@@ -282,7 +285,10 @@ class Service:
             except zmq.Again:
                 return
             except zmq.ZMQError as error:
-                return self._note_failure(error)  # nothing has been taken
+                if self._fails(b"", error):  # nothing has been taken
+                    raise
+                return
+            self._failures.pop(b"", None)
             try:
                 message = decode_to_engine(data)
             except (msgspec.DecodeError, MemoryError) as error:
@@ -313,19 +319,29 @@ class Service:
                 self._router.send_multipart([frontend, encode(self._unsent[frontend])])
             except (zmq.ZMQError, MemoryError) as error:
                 if getattr(error, "errno", None) != zmq.EHOSTUNREACH:
-                    self._note_failure(error)  # it goes with what comes next
-                    continue
+                    if not self._fails(frontend, error):
+                        continue  # it goes with what comes next
+                    self._give_up(frontend, error)
                 self.models.cancel_frontend(frontend)
             else:
-                self._failures = 0
+                self._given_up = 0
+            self._failures.pop(frontend, None)
             del self._unsent[frontend]
 
-    def _note_failure(self, error: Exception) -> None:
-        """A message could not be sent or received, which is tried again. Raises the error if it stays."""
-        self._failures += 1
+    def _fails(self, frontend: bytes, error: Exception) -> bool:
+        """A message could not be sent or received, which is tried again. True: too often."""
+        self._failures[frontend] += 1
         log.error("a message could not be sent or received (%r); that is tried again", error)
-        if self._failures > MOST_FAILURES:
+        return self._failures[frontend] > MOST_FAILURES
+
+    def _give_up(self, frontend: bytes, error: Exception) -> None:
+        """Nothing can be sent to it, while others may be well: the supervisor starts another in its place."""
+        self._given_up += 1
+        if self._given_up > MOST_GIVEN_UP:
             raise error
+        log.error("nothing can be sent to %s, which is ended", frontend.decode())
+        self._loads.forget(frontend)
+        self._control.send(FrontendBroken(frontend.decode()))
 
 
 def _unread(identity: str, error: Exception) -> Event:

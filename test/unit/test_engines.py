@@ -300,6 +300,29 @@ def test_a_change_that_is_refused_is_over_without_being_noted(host: Host):
     assert host.noted is None
 
 
+def test_a_change_that_is_cancelled_while_it_waits_gives_its_turn_back():
+    said = queue.SimpleQueue[ChangeWanted | ChangeOver]()
+    turns = ChangeTurns(said.put, str)
+
+    async def change() -> None:
+        async with turns.turn(UNLOAD):
+            assert said.empty()
+
+    async def run() -> None:
+        left, stays = asyncio.create_task(change()), asyncio.create_task(change())
+        for _ in range(2):
+            assert isinstance(await asyncio.to_thread(said.get), ChangeWanted)
+        left.cancel()
+        turns.granted()
+        assert await asyncio.to_thread(said.get) == ChangeOver(False)
+        assert not stays.done(), "that was not its turn"
+        turns.granted()
+        await stays
+        assert said.get() == ChangeOver(True) and left.cancelled()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
 def test_sessions_of_all_engines_are_listed_once_in_their_fastest_tier(host: Host):
     def listed(*tiers: str):
         infos = [SessionInfo(key, tier, 1.0, 5) for key, tier in zip("ab", tiers, strict=True)]

@@ -1,6 +1,7 @@
 """A front end's turns to change models and adapters, of which the supervisor gives one at a time."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -19,25 +20,36 @@ class ChangeTurns:
     def __init__(self, send: Callable[[object], None], named: Callable[[str], str]) -> None:
         """`send`: to the supervisor. `named`: what a model of a file is called that has no other name."""
         self._send, self._named = send, named
-        self._granted: Callable[[], object] | None = None
+        self._waiting = deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]()  # as they have asked
 
     @asynccontextmanager
     async def turn(self, change: Change) -> AsyncIterator[None]:
-        """Wait for the turn to make this change, and give it back: without an exception it has been made."""
-        loop, granted = asyncio.get_running_loop(), asyncio.Event()
-        self._granted = lambda: loop.call_soon_threadsafe(granted.set)
+        """Wait for the turn to make this change, and give it back: without an exception it has been made.
+
+        Who is cancelled while it waits gives its turn back when that comes.
+        """
+        loop = asyncio.get_running_loop()
+        granted = loop.create_future()
         if isinstance(change, LoadModel):
             change = replace(change, name=change.name or self._named(change.path))
-        self._send(ChangeWanted(encode(change)))
-        await granted.wait()
         made = False
         try:
+            self._waiting.append((loop, granted))
+            self._send(ChangeWanted(encode(change)))
+            await granted
             yield
             made = True
         finally:
-            self._send(ChangeOver(made))
+            if granted.done() and not granted.cancelled():
+                self._send(ChangeOver(made))
 
     def granted(self) -> None:
-        """The supervisor has given the turn. From any thread."""
-        if self._granted:
-            self._granted()
+        """The supervisor has given the turn to the one that has waited longest. From any thread."""
+        loop, granted = self._waiting.popleft()
+        loop.call_soon_threadsafe(self._give, granted)
+
+    def _give(self, granted: asyncio.Future[None]) -> None:
+        if granted.cancelled():
+            self._send(ChangeOver(False))
+        else:
+            granted.set_result(None)

@@ -127,6 +127,10 @@ async def replace_terms(front: Frontend, glossary: StoredGlossary, pair: Pair, e
         await _demand_room(front, 1)
     new = StoredTerms(glossary.id, pair, old.number + 1 if old else 1, len(entries))
     glossary.terms[pair] = await _put(front, new, entries)
+    if await _name(front, glossary.id) is None:  # it has been deleted meanwhile
+        with contextlib.suppress(ApiError):
+            await _remove_all(front, await _keys(front, f"{ENTRIES}{glossary.id}:"))
+        raise missing(glossary.id)
     with contextlib.suppress(ApiError):  # which are older, and count no more
         await _remove_terms(front, glossary.id, pair, before=new.number)
 
@@ -140,6 +144,8 @@ async def remove(front: Frontend, glossary_id: str) -> None:
     """Raises ApiError."""
     await _remove_all(front, await _keys(front, f"{ENTRIES}{glossary_id}:"))
     await _remove_all(front, [NAMES + glossary_id])
+    # Terms that were being replaced meanwhile: who puts them sees from now on that there is no name.
+    await _remove_all(front, await _keys(front, f"{ENTRIES}{glossary_id}:"))
 
 
 def decoded(entries: bytes) -> Entries:

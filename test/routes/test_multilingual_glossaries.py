@@ -5,7 +5,7 @@ from datetime import datetime
 import pytest
 from frontend_process import PASSWORD
 
-from rwkv_batch.wire.commands import Command, ListDocuments, PutDocument
+from rwkv_batch.wire.commands import Command, ListDocuments, PutDocument, RemoveDocument
 from rwkv_batch.wire.protocol import Event, Failed
 
 GERMAN = {
@@ -231,6 +231,41 @@ def test_a_change_that_cannot_be_stored_changes_nothing(server, stored, monkeypa
         assert answer.status_code == 500
     assert documents(server) == before and server.http.get(place(stored)).json() == stored
     assert entries(server, stored, **TO_FRENCH) == {("en", "fr"): "world\tglobe"}
+
+
+def test_terms_that_are_put_when_the_glossary_was_deleted_are_not_kept(server, monkeypatch):
+    answers = server.engine.reply_to
+
+    def reply_to(command: Command) -> Event:
+        if isinstance(command, PutDocument):  # another front end is faster
+            for key in documents(server):
+                answers(RemoveDocument("x", key))
+        return answers(command)
+
+    for method, path, body in (
+        ("PUT", "/dictionaries", FRENCH),
+        ("PATCH", "", {"name": "theirs", "dictionaries": [FRENCH]}),
+    ):
+        glossary = server.http.post("/v3/glossaries", json=BOTH).json()
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(server.engine, "reply_to", reply_to)
+            answer = server.http.request(method, place(glossary) + path, json=body)
+        assert answer.status_code == 404 and "There is no glossary" in answer.json()["message"]
+        assert documents(server) == []
+
+
+def test_terms_that_are_put_while_the_glossary_is_deleted_go_with_it(server, stored, monkeypatch):
+    answers, name = server.engine.reply_to, f"glossary:{stored['glossary_id']}"
+    put = f"glossary-entries:{stored['glossary_id']}:en:fr:2:1"
+
+    def reply_to(command: Command) -> Event:
+        if isinstance(command, RemoveDocument) and command.key == name:
+            answers(PutDocument("x", put, b"[]"))
+        return answers(command)
+
+    monkeypatch.setattr(server.engine, "reply_to", reply_to)
+    assert server.http.delete(place(stored)).status_code == 204
+    assert documents(server) == []
 
 
 def test_glossaries_need_the_password(locked):

@@ -116,7 +116,7 @@ def migrate(db: Database, schema: str) -> str:
 
 
 def _migrate(db: Database, schema: str) -> str:
-    """See `migrate`. Raises LockNotAvailable where somebody else holds a table."""
+    """Try `migrate` once. Raises LockNotAvailable where somebody else holds a table, too."""
     name = sql.Identifier(schema)
     with db.transaction():
         db.execute("SET LOCAL lock_timeout = 0")  # another server migrates, however long that takes

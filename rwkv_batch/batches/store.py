@@ -64,7 +64,7 @@ class BatchStore:
         self._lock = threading.RLock()
         self._left: list[Path] = []  # files that could not be removed
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_folder(self._folder)
             with contextlib.ExitStack() as on_error:
                 self._database = sqlite3.connect(
                     self._folder / DATABASE,
@@ -372,6 +372,18 @@ class BatchStore:
 def file_of(owner: str, filename: str, expires: int | None = None) -> StoredFile:
     """A file of requests that is being uploaded."""
     return StoredFile(new_id("file-"), owner, filename, "batch", 0, int(time.time()), expires)
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder for its owner alone, with those above it, if need be. Its name is on the disk then.
+
+    Raises OSError.
+    """
+    made = [each for each in path.parents if not each.exists()]
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in (path, *made):
+        with contextlib.suppress(PermissionError):  # of a folder that may not be listed
+            sync(each.parent)
 
 
 def _encoded(record: object) -> bytes:

@@ -120,7 +120,7 @@ class Engine:
         beginnings = Beginnings(PrefixCache(config.prefix_cache_mb << 20), self.parts.pool)
         turns = Turns(self.parts, beginnings)
         self._maker = RowMaker(self.parts, beginnings, turns, self.adapters)
-        drafting = drafting_of(self.parts, config, draft_model)
+        drafting = drafting_of(self.parts, config, self.masks, draft_model)
         self._loop = StepLoop(self.parts, turns, self.adapters, self.masks, drafting)
         self._generating = Lock()
         self.info = describe(loaded, scheduler, self.pool.options.replay_rate)

@@ -79,7 +79,8 @@ class Landing:
             if delta:
                 shown.show(row, delta)
             if bound and row.leads:
-                self._masks.drawn(bound, token)
+                behind = more.get(place, ()) if more else ()
+                self._masks.drawn(bound, [token, *(drawn for drawn, _ in behind)])
         self._masks.submit()
         shown.gather()
 

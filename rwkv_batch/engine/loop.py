@@ -91,10 +91,11 @@ class StepLoop:
         verified: VerifiedDraws | None = None
         draws: Draws | None
         drafts: Mapping[int, int] = NO_DRAFTS
-        if self._drafting and (drafted := self._drafting.extended(batch, drawing))[1]:
-            batch, drafts = drafted
+        if self._drafting and (drafted := self._drafting.extended(batch, drawing)).drafts:
+            batch, drafts = drafted.batch, drafted.drafts
             # Drawn at once: nobody has the slots before their states have moved on.
-            verified = self._drafting.verifier.feed(batch, drafts)(masks_of(drawing, self._masks))
+            verify = self._drafting.verifier.feed(batch, drafts)
+            verified = verify(masks_of(drawing, self._masks), drafted.behind)
             draws, draw = verified, None
         else:
             bound = any(row.draws.constraint for row in drawing)

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from llguidance import LLMatcher
 
+from rwkv_batch.engine.constraints.ahead import MasksAhead
 from rwkv_batch.sampling.masks import RowMasks, mask_words
 from rwkv_batch.text.grammars import MaskThreads, too_complex
 
@@ -51,7 +52,7 @@ class MaskMaker:
         self._threads: MaskThreads | None = None
         self._quick = ThreadPoolExecutor(1, "masks")
         self._slow = ThreadPoolExecutor(1, "slow-masks")
-        self._drawn: list[tuple[RowConstraint, int]] = []  # since the last `submit`
+        self._drawn: list[tuple[RowConstraint, list[int]]] = []  # since the last `submit`
         self._under_way: Future[None] | None = None  # the masks of quick rows
         self._latest_slow: Future[None] | None = None
 
@@ -59,33 +60,44 @@ class MaskMaker:
         """Compute a row's first mask; it has drawn these before, if it is one that goes on."""
         self._latest_slow = self._slow.submit(self._make_slowly, row, list(drawn))
 
-    def drawn(self, row: RowConstraint, token: int) -> None:
-        """The row has drawn this; `submit` comes next."""
+    def drawn(self, row: RowConstraint, tokens: list[int]) -> None:
+        """The row has drawn these, at least one; `submit` comes next."""
         row.mask = None
-        self._drawn.append((row, token))
+        self._drawn.append((row, tokens))
 
     def submit(self) -> None:
         """Compute the next masks of the rows that have drawn."""
         if not self._drawn:
             return
         drawn, self._drawn = self._drawn, []
-        quick = [(row, token) for row, token in drawn if not row.slow]
-        for row, token in drawn:
+        quick = [(row, tokens) for row, tokens in drawn if not row.slow]
+        for row, tokens in drawn:
             if row.slow:
-                self._latest_slow = self._slow.submit(self._make_slowly, row, [token])
+                self._latest_slow = self._slow.submit(self._make_slowly, row, tokens)
         if quick:
-            rows, tokens = zip(*quick, strict=True)
-            self._under_way = self._quick.submit(self._make, rows, tokens)
+            rows, of_rows = zip(*quick, strict=True)
+            self._under_way = self._quick.submit(self._make, rows, of_rows)
 
     def of(self, rows: Sequence[tuple[int, RowConstraint]]) -> RowMasks:
         """The masks of rows, each with its place, as soon as they are there. A row with an error has none."""
-        if self._under_way:
-            self._under_way.result()
-            self._under_way = None
+        self._settle()
         found = [(place, row.mask) for place, row in rows if row.mask is not None]
         bits = [mask for _, mask in found]
         table = np.stack(bits) if bits else np.zeros((0, self._words), np.int32)
         return RowMasks([place for place, _ in found], table)
+
+    def ahead(self, row: RowConstraint) -> MasksAhead | None:
+        """For a draft of a row with nothing in flight; None: its masks are not there, or take long."""
+        self._settle()
+        if row.slow or row.mask is None or row.error:
+            return None
+        return MasksAhead(row.matcher, row.mask, self._shared_threads())
+
+    def _settle(self) -> None:
+        """Wait for the masks of quick rows."""
+        if self._under_way:
+            self._under_way.result()
+            self._under_way = None
 
     def wait(self) -> bool:
         """Wait for all that steps do not wait for; False if there has been nothing since the last call."""
@@ -99,18 +111,21 @@ class MaskMaker:
         self._quick.shutdown(wait=False, cancel_futures=True)
         self._slow.shutdown(wait=False, cancel_futures=True)
 
-    def _make(self, rows: Sequence[RowConstraint], tokens: Sequence[int]) -> None:
+    def _make(self, rows: Sequence[RowConstraint], drawn: Sequence[list[int]]) -> None:
         """In a thread. Where it has taken long, the next masks of these rows are computed one by one."""
         try:
-            self._make_together(rows, tokens)
+            self._make_together(rows, drawn)
         except Exception as error:
             for row in rows:
                 _break(row, error)
 
-    def _make_together(self, rows: Sequence[RowConstraint], tokens: Sequence[int]) -> None:
+    def _make_together(self, rows: Sequence[RowConstraint], drawn: Sequence[list[int]]) -> None:
         began, threads = time.perf_counter(), self._shared_threads()
         matchers = [row.matcher for row in rows]
-        threads.advance(matchers, tokens)
+        for matcher, tokens in zip(matchers, drawn, strict=True):
+            if len(tokens) > 1:
+                matcher.consume_tokens(tokens[:-1])
+        threads.advance(matchers, [tokens[-1] for tokens in drawn])
         bits, errors = threads.masks(matchers)
         slow = time.perf_counter() - began > PATIENCE
         for row, mask, error in zip(rows, bits, errors, strict=True):

@@ -53,7 +53,7 @@ def draft_cost(
 
 
 def _verify(verifier: Verifier, batch: Batch, count: int) -> object:
-    return verifier.feed(batch, {0: count})(None)
+    return verifier.feed(batch, {0: count})(None, {})
 
 
 def _seconds(steps: Sequence[Callable[[], object]], clock: Callable[[], float]) -> list[float]:

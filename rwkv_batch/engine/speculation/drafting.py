@@ -7,16 +7,20 @@ has none, or none that is as likely, a draft model may guess (`guessing.py`).
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from rwkv_batch.config import EngineConfig
+from rwkv_batch.engine.constraints.ahead import MasksAhead
+from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.scheduling.row import DECODING, Row
 from rwkv_batch.engine.speculation.cost import DraftCost, draft_cost
-from rwkv_batch.engine.speculation.guessing import Guessing
+from rwkv_batch.engine.speculation.guessing import Draft, Guessing, WantedGuesses
 from rwkv_batch.runner.protocol import Batch
 from rwkv_batch.runner.speculation.draft_model import DraftModel
-from rwkv_batch.runner.speculation.protocol import Verifier
+from rwkv_batch.runner.speculation.protocol import MasksBehind, Verifier
 from rwkv_batch.runner.speculation.torch_verifier import verifier_of
 from rwkv_batch.text.lookup import MOST_LOOKED_UP, Lookup
 
@@ -28,9 +32,9 @@ LEAST_GAIN = 2.0  # what drafts are expected to gain, in multiples of their cost
 
 
 def drafting_of(
-    parts: EngineParts, config: EngineConfig, draft_model: DraftModel | None = None
+    parts: EngineParts, config: EngineConfig, masks: MaskMaker, draft_model: DraftModel | None = None
 ) -> "Drafting | None":
-    """Drafts as configured, with their cost measured; None: rows have none."""
+    """Drafts as configured, with their cost measured; None: rows have none. masks: as of Drafting."""
     most = config.speculate
     if not most or (verifier := verifier_of(parts.runner)) is None:
         return None
@@ -60,85 +64,106 @@ def drafting_of(
             cost.guess,
             cost.read,
         )
-    return Drafting(verifier, most, cost, parts, guessing)
+    drafting = Drafting(verifier, most, cost, parts, masks)
+    drafting.guessing = guessing
+    return drafting
+
+
+class Extended(NamedTuple):
+    """A step with drafts."""
+
+    batch: Batch
+    drafts: Mapping[int, int]  # how many tokens these have, by place in the draws
+    behind: MasksBehind
 
 
 class Drafting:
     """The drafts of one model's rows. For the engine's thread."""
 
     def __init__(
-        self, verifier: Verifier, most: int, cost: DraftCost, parts: EngineParts, guessing: Guessing | None
+        self, verifier: Verifier, most: int, cost: DraftCost, parts: EngineParts, masks: MaskMaker
     ) -> None:
-        """most: tokens of a draft. guessing: None: there is no draft model."""
-        self.verifier, self._most, self._cost, self._guessing = verifier, most, cost, guessing
+        """most: tokens of a draft. masks: of rows that a grammar binds."""
+        self.verifier, self._most, self._cost, self._masks = verifier, most, cost, masks
         self._tokenizer, self._vocab = parts.tokenizer, parts.weights.vocab
+        self.guessing: Guessing | None = None  # where there is a draft model
 
-    def extended(self, batch: Batch, drawing: list[Row]) -> tuple[Batch, dict[int, int]]:
-        """A step with the drafts of its rows, and how many tokens these have, by place in the draws.
-
-        drawing: the rows that draw in it, which have not advanced yet.
-        """
-        drafts = self._drafts(drawing, len(batch.tokens)) if batch.steps == 1 else {}
-        if not drafts:
-            return batch, {}
-        tokens, counts, rows = list[int](), list(batch.counts), 0
-        for place, row in enumerate(drawing):  # those that decode come first
+    def extended(self, batch: Batch, drawing: list[Row]) -> Extended:
+        """A step with the drafts of its rows. drawing: those that draw in it, which have not advanced yet."""
+        decoding = 0
+        for row in drawing:  # those that decode come first
             if row.state is not DECODING:
                 break
-            rows = place + 1
-            draft = drafts.get(place, ())
+            decoding += 1
+        drafts = self._drafts(drawing[:decoding], len(batch.tokens)) if batch.steps == 1 and decoding else {}
+        if not drafts:
+            return Extended(batch, {}, {})
+        tokens, counts = list[int](), list(batch.counts)
+        for place in range(decoding):
+            draft = drafts[place].tokens if place in drafts else ()
             tokens += [batch.tokens[place], *draft]
             counts[place] += len(draft)
-        extended = replace(batch, tokens=tokens + batch.tokens[rows:], counts=counts)
-        return extended, {place: len(draft) for place, draft in drafts.items()}
+        return Extended(
+            replace(batch, tokens=tokens + batch.tokens[decoding:], counts=counts),
+            {place: len(draft.tokens) for place, draft in drafts.items()},
+            {place: draft.ahead.mask for place, draft in drafts.items() if draft.ahead},
+        )
 
-    def _drafts(self, drawing: list[Row], tokens: int) -> dict[int, list[int]]:
-        """The drafts by place. tokens: of the step without them."""
-        rows = sum(row.state is DECODING for row in drawing)
-        cost, drafts = self._cost, dict[int, list[int]]()
-        if not rows:
-            return drafts
+    def _drafts(self, decoding: list[Row], tokens: int) -> dict[int, Draft]:
+        """The drafts of the rows that decode, by place. tokens: of the step without them."""
+        cost = self._cost
         # What a step draws in the time of a step of one token: with less a draft slows it down.
-        pace = rows / cost.of_step(tokens)
+        pace = len(decoding) / cost.of_step(tokens)
         least = cost.each * pace * LEAST_GAIN
         if least >= 1:
-            return drafts
-        room, gained, unlikely = MOST_TOGETHER, 0.0, dict[int, tuple[Row, int]]()
-        found: dict[int, tuple[list[int], float]] = {}
-        for place, row in enumerate(drawing[:rows]):
-            most = min(self._most, row.known_draws_left - 1, room)
-            lookup = self._lookup(row)
-            if lookup is None or most < 1:
+            return {}
+        room, found, unlikely = MOST_TOGETHER, dict[int, Draft](), dict[int, WantedGuesses]()
+        for place, row in enumerate(decoding):
+            if row.in_flight or (lookup := self._lookup(row)) is None:
+                continue
+            most, ahead = min(self._most, row.request.max_tokens - len(row.drawn) - 1, room), None
+            if bound := row.draws.constraint:
+                ahead = self._masks.ahead(bound)
+            if most < 1 or (bound and not ahead):
                 continue
             lookup.follow(row.drawn)
-            draft, expected = lookup.draft(most, least)
-            if draft:
-                stops = row.text.stop_ids
-                if not stops.isdisjoint(draft):
-                    draft = draft[: next(i for i, token in enumerate(draft) if token in stops)]
-                if draft:
-                    found[place] = draft, expected
-            if self._guessing and (not draft or expected < self._guessing.of(row).rate):
-                unlikely[place] = row, most
+            draft = self._of_text(row, lookup, most, least, ahead)
+            if draft.tokens:
+                found[place] = draft
+            if self.guessing and draft.expected < self.guessing.of(row).rate:
+                unlikely[place] = WantedGuesses(row, most, ahead)
                 room -= most
             else:
-                room -= len(draft)
-        if self._guessing and unlikely:
-            found |= self._guessing.drafts(unlikely, cost, pace)
-        for place in sorted(found):
-            draft, expected = found[place]
-            drafts[place] = draft
-            gained += expected - least * len(draft)
-        return drafts if gained > cost.fixed * pace * LEAST_GAIN else {}
+                room -= len(draft.tokens)
+        if self.guessing and unlikely:
+            found |= self.guessing.drafts(unlikely, cost, pace)
+        for draft in found.values():
+            if draft.ahead:
+                draft.ahead.follow(draft.tokens)
+        gained = sum(draft.expected - least * len(draft.tokens) for draft in found.values())
+        return found if gained > cost.fixed * pace * LEAST_GAIN else {}
+
+    def _of_text(self, row: Row, lookup: Lookup, most: int, least: float, ahead: MasksAhead | None) -> Draft:
+        """What the grammar leaves no choice about, or what stands in the row's text."""
+        if ahead and (forced := ahead.forced()[:most]):
+            return Draft(forced, float(len(forced)), ahead)
+        tokens, expected = lookup.draft(most, least)
+        count = len(tokens)
+        stops = row.text.stop_ids
+        if tokens and not stops.isdisjoint(tokens):
+            count = next(i for i, token in enumerate(tokens) if token in stops)
+        if count and ahead:
+            count = ahead.fitting(tokens[:count])
+        if count < len(tokens):
+            tokens, expected = lookup.draft(count, least)
+        return Draft(tokens, expected, ahead)
 
     def _lookup(self, row: Row) -> Lookup | None:
-        """Of a row that may have drafts: it has no mask, is in no mixture and has drawn all that it will."""
+        """Of a row that may have drafts: it is in no mixture."""
         draws = row.draws
-        if draws.lookup is None:
-            if draws.members or draws.constraint:
-                return None
+        if draws.lookup is None and not draws.members:
             # One that is as long as a body may be would hold up all rows, once for each row of its request.
             prediction = row.request.prediction[:MOST_EXPECTED]
             expected = self._tokenizer.encode(prediction) if prediction else []
             draws.lookup = Lookup(row.prompt, [token for token in expected if token < self._vocab])
-        return None if row.in_flight else draws.lookup
+        return draws.lookup

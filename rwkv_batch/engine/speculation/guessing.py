@@ -6,9 +6,12 @@ whose guesses are wrong has none for a while, then is tried again.
 """
 
 from bisect import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from rwkv_batch.engine.constraints.ahead import MasksAhead
 from rwkv_batch.engine.scheduling.row import Row
 from rwkv_batch.engine.speculation.cost import DraftCost
 from rwkv_batch.runner.speculation.draft_model import DraftModel, Guess
@@ -70,13 +73,29 @@ class GuessedRow:
 
 
 @dataclass(frozen=True)
-class GuessingRow:
+class Draft:
+    """What a row may draw next."""
+
+    tokens: list[int]
+    expected: float  # how many of them are right on average
+    ahead: MasksAhead | None = None  # what may follow, where a grammar binds the row
+
+
+@dataclass(frozen=True)
+class WantedGuesses:
     """A row for which guesses are wanted, `most` of them at most."""
 
     row: Row
-    known: GuessedRow
-    slot: int
     most: int
+    ahead: MasksAhead | None = None  # as of Draft
+
+
+@dataclass(frozen=True)
+class GuessingRow(WantedGuesses):
+    """One that is in a slot."""
+
+    known: GuessedRow = field(kw_only=True)
+    slot: int = field(kw_only=True)
 
 
 class Guessing:
@@ -98,19 +117,13 @@ class Guessing:
             self._rate += (right - self._rate) * SHARED_SHARE
         return known
 
-    def drafts(
-        self, wanted: Mapping[int, tuple[Row, int]], cost: DraftCost, pace: float
-    ) -> dict[int, tuple[list[int], float]]:
-        """By place, the draft of a row and how many tokens of it are right on average.
-
-        wanted: rows that decode, and how many tokens their drafts may have. pace: what a step draws in the
-        time of a step of one token.
-        """
+    def drafts(self, wanted: Mapping[int, WantedGuesses], cost: DraftCost, pace: float) -> dict[int, Draft]:
+        """Those of rows that decode, by place. pace: what a step draws in the time of a step of one token."""
         pace *= LEAST_GAIN
         asked = {
-            place: GuessingRow(row, self.of(row), row.slot, most)
-            for place, (row, most) in wanted.items()
-            if row.slot is not None
+            place: GuessingRow(each.row, each.most, each.ahead, known=self.of(each.row), slot=each.row.slot)
+            for place, each in wanted.items()
+            if each.row.slot is not None
         }
         least = cost.each * pace
         gains = {place: each.known.rate - least - cost.read * pace for place, each in asked.items()}
@@ -147,33 +160,42 @@ class Guessing:
             self.model.read(pieces)
         return ready
 
-    def _guess(
-        self, ready: Mapping[int, GuessingRow], cost: DraftCost, pace: float
-    ) -> dict[int, tuple[list[int], float]]:
+    def _guess(self, ready: Mapping[int, GuessingRow], cost: DraftCost, pace: float) -> dict[int, Draft]:
         places, least = {each.slot: place for place, each in ready.items()}, cost.each * pace
-        drafts: dict[int, tuple[list[int], float]] = {}
-        chances = dict.fromkeys(ready, 1.0)
+        chances, drafts = dict.fromkeys(ready, 1.0), dict[int, Draft]()
         unread = {each.slot: each.known.unread(each.row.drawn) for each in ready.values()}
         for each in ready.values():
             each.known.read += len(unread[each.slot])
             each.known.made_at = len(each.row.drawn)
-        guesses, begin = self.model.first(unread), True
+        guesses, begin = self.model.first(unread, _masks(ready.values(), 0)), True
         while guesses:
-            guessed = dict[int, int]()
-            hope = 0.0
+            guessed, hope = dict[int, int](), 0.0
             for slot, guess in guesses.items():
                 each = ready[place := places[slot]]
                 each.known.made.append(guess)
                 chances[place] *= each.known.chance(guess)
-                if chances[place] <= least or guess.token in each.row.text.stop_ids:
+                if chances[place] <= least or not guess.chance or guess.token in each.row.text.stop_ids:
                     continue
-                draft, expected = drafts.get(place, ([], 0.0))
-                drafts[place] = [*draft, guess.token], expected + chances[place]
-                if len(draft) + 1 < each.most:
+                before = drafts.get(place, Draft([], 0.0))
+                drafts[place] = Draft(
+                    [*before.tokens, guess.token], before.expected + chances[place], each.ahead
+                )
+                if len(before.tokens) + 1 < each.most:
                     guessed[slot] = guess.token
                     hope += max(chances[place] * each.known.rate - least, 0.0)
             passed = cost.guess + cost.read * (len(guessed) - 1)
             if not guessed or hope <= passed * pace:
                 break
-            guesses, begin = self.model.further(guessed, begin=begin), False
+            going = {place: each for place, each in ready.items() if each.slot in guessed}
+            for place, each in going.items():
+                if each.ahead:
+                    each.ahead.follow(drafts[place].tokens)
+            masks = _masks(going.values(), len(drafts[next(iter(going))].tokens))
+            guesses, begin = self.model.further(guessed, masks, begin=begin), False
         return drafts
+
+
+def _masks(rows: Iterable[GuessingRow], count: int) -> dict[int, np.ndarray]:
+    """By slot, what may follow behind so many guesses, where grammars bind rows."""
+    masks = ((each.slot, each.ahead.mask(count)) for each in rows if each.ahead)
+    return {slot: mask for slot, mask in masks if mask is not None}

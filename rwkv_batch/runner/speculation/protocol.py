@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import numpy as np
+
 from rwkv_batch.runner.protocol import Batch, Draws
 from rwkv_batch.sampling.logprobs import RowLogprobs
 from rwkv_batch.sampling.masks import RowMasks
@@ -21,7 +23,10 @@ class VerifiedDraws(Draws, Protocol):
         """
 
 
-VerifyUnder = Callable[[RowMasks | None], VerifiedDraws]  # as DrawUnder; the masks are of first ids
+# By place in the draws, of a row with masks: that behind so many accepted tokens of its draft, `[words]` as
+# in RowMasks; None: there is none, and the row draws no more in this step.
+MasksBehind = Mapping[int, Callable[[int], np.ndarray | None]]
+VerifyUnder = Callable[[RowMasks | None, MasksBehind], VerifiedDraws]  # as DrawUnder; masks: of first ids
 
 
 class Verifier(Protocol):
@@ -38,6 +43,6 @@ class Verifier(Protocol):
         """The first half of a step: the model over the rows.
 
         drafts: places in `batch.draws` of rows that decode -> how many of their tokens, the last ones, are a
-        draft; the one before these was drawn last. No draft has a stop id of its row. Rows of a mixture and
-        rows with masks have none.
+        draft; the one before these was drawn last. No draft has a stop id of its row. Rows of a mixture have
+        none.
         """

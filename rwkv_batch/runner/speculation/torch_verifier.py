@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rwkv_batch.model.torch_model import Accept, PackedBatch, TorchModel
 from rwkv_batch.runner.protocol import Batch, KnownDraws, Runner
-from rwkv_batch.runner.speculation.protocol import MoreDraws, Verifier, VerifyUnder
+from rwkv_batch.runner.speculation.protocol import MasksBehind, MoreDraws, Verifier, VerifyUnder
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
 from rwkv_batch.sampling.masks import RowMasks
@@ -65,7 +66,9 @@ class TorchVerifier:
         return partial(self._draw, batch, Verified(logits, accept, scores, drafted))
 
     @torch.inference_mode()
-    def _draw(self, batch: Batch, fed: "Verified", masks: RowMasks | None) -> KnownVerified:
+    def _draw(
+        self, batch: Batch, fed: "Verified", masks: RowMasks | None, after: MasksBehind
+    ) -> KnownVerified:
         tops = batch.top_logprobs
         slots, drafted = [batch.slots[row] for row in batch.draws], [fed.drafted[row] for row in batch.draws]
         starts = [0, *accumulate(count + 1 for count in drafted)]  # of the rows, among the logits
@@ -83,10 +86,18 @@ class TorchVerifier:
                 if depth < drafted[place]
                 and drawn[place][-1] == batch.tokens[ends[batch.draws[place]] - drafted[place] + depth]
             ]
+            bits = {place: after[place](depth + 1) for place in drawing if place in after}
+            drawing = [place for place in drawing if bits.get(place, ()) is not None]
             if not drawing:
                 break
             logits = fed.logits[[starts[place] + depth + 1 for place in drawing]]
-            found = self.runner.sampler.sample(logits, [slots[place] for place in drawing])
+            bound = [
+                (row, mask) for row, place in enumerate(drawing) if (mask := bits.get(place)) is not None
+            ]
+            under = (
+                RowMasks([row for row, _ in bound], np.stack([mask for _, mask in bound])) if bound else None
+            )
+            found = self.runner.sampler.sample(logits, [slots[place] for place in drawing], under)
             for place, token in zip(drawing, found, strict=True):
                 drawn[place].append(token)
         counts = [0] * len(batch.counts)

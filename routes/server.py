@@ -174,7 +174,7 @@ def _act(
         case Stalled(engine=engine, seconds=seconds):
             front.readiness.stalled(engine, seconds)
         case ChangeGranted():
-            front.client.may_change()
+            front.client.may_change(message)
         case Drain(seconds=seconds):
             try:
                 threading.Thread(target=drain, args=(front, seconds), name="drain", daemon=True).start()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
+from operator import attrgetter
 from pathlib import Path
 
 from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig, is_url, on_each
@@ -56,6 +57,7 @@ ENGINE_RESTARTS = 3  # in a row, without having become ready
 FRONTEND, BATCHES = "frontend", "batches"  # kinds of front ends
 COUNTS, KEYS = "counts", "keys.json"  # in the runtime folder: where front ends count, and keys as last read
 
+SERVING = attrgetter("serving")
 FromEngine = Serving | LoadFailure | DatabaseNeeded | FrontendBroken | Ping
 
 log = logging.getLogger(__name__)
@@ -129,7 +131,7 @@ class Supervisor:
         self._frontends: list[Child] = []
         self._frontends_started = 0
         self._began = False  # whether all engines have been ready
-        self._changes = ChangeQueue()
+        self._changes = ChangeQueue(self._frontends, lambda: filter(None, map(SERVING, self._living)))
         self._restarts = Restarts()
         self._kept: list[Child] = []  # that were killed and have not ended
         self._later = LaterStarts()
@@ -403,11 +405,12 @@ class Supervisor:
                 frontend.send(engine.serving)
             if engine.pulse.late:
                 frontend.send(Stalled(engine.number, engine.pulse.silent))
+        self._changes.grant()
 
     def _restart_frontend(self, dead: Child) -> None:
         dead.close()
         self._frontends.remove(dead)
-        self._release(self._changes.lost(dead))
+        self._changes.lost(dead)
         log.warning("%s died (exit code %s); another is started", dead.name, dead.process.exitcode)
         for engine in self._living:
             engine.child.send(FrontendLost(dead.name))

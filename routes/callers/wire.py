@@ -50,7 +50,7 @@ from rwkv_batch.wire.protocol import (
     owned,
     owner_and_name,
 )
-from rwkv_batch.wire.supervision import Serving
+from rwkv_batch.wire.supervision import ChangeGranted, Serving
 
 PAGE = 1000  # sessions that are asked for at once
 BEHIND_OWNERS = chr(ord(OWNER) + 1)  # which follows all names that have an owner
@@ -157,9 +157,9 @@ class CallerWire:
         """Note that an engine has died; see Wire."""
         return self._wire.lose(engine, message)
 
-    def may_change(self) -> None:
+    def may_change(self, granted: ChangeGranted) -> None:
         """Models may be changed; see Wire."""
-        self._wire.may_change()
+        self._wire.may_change(granted)
 
     def fail_all(self, message: str) -> None:
         """Everything in flight fails, that of others too; see Wire."""

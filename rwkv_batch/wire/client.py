@@ -32,7 +32,7 @@ from rwkv_batch.wire.protocol import (
     Rejected,
     RowDelta,
 )
-from rwkv_batch.wire.supervision import Serving
+from rwkv_batch.wire.supervision import ChangeGranted, Serving
 
 MOST_MESSAGES = 64  # of an engine that are taken at once
 # Deltas that nobody has read, from which on they are merged: so many, and so many of each row.
@@ -280,7 +280,7 @@ class Wire(Protocol):
     def lose(self, engine: int, message: str) -> Serving | None:
         """An engine has died. What the others have together; None: nothing, and `fail_all` follows."""
 
-    def may_change(self) -> None:
+    def may_change(self, granted: ChangeGranted) -> None:
         """The supervisor lets this front end change models and adapters of all engines."""
 
     def fail_all(self, message: str) -> None:
@@ -346,7 +346,7 @@ class Client:
         """Note that an engine has died; what the others have. See Wire."""
         return None
 
-    def may_change(self) -> None:
+    def may_change(self, granted: ChangeGranted) -> None:
         """Return at once: a single engine is asked without it. See Wire."""
 
     def fail_all(self, message: str, gone: bool = False) -> None:

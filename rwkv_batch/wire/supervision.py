@@ -81,7 +81,13 @@ class ChangeWanted(Struct, frozen=True):
 
 
 class ChangeGranted(Struct, frozen=True):
-    """None does. No engine begins to serve until this one is over."""
+    """None does. No engine begins to serve until this one is over.
+
+    `left`: in place of its own change, that of a front end which has died; see host/finishing.py.
+    """
+
+    left: bytes = b""
+    had: list[str] = []  # names of the models that there were before that
 
 
 class ChangeOver(Struct, frozen=True):

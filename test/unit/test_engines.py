@@ -6,6 +6,7 @@ import queue
 import time
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ from rwkv_batch.wire.protocol import (
     SessionTurn,
     WatchLoad,
 )
-from rwkv_batch.wire.supervision import ChangeOver, ChangeWanted, EngineInfo, Serving
+from rwkv_batch.wire.supervision import ChangeGranted, ChangeOver, ChangeWanted, EngineInfo, Serving
 
 INFO = EngineInfo("m", 1, 64, 1, "float32", "cpu", 4, 65536, "f", "m")
 
@@ -259,7 +260,7 @@ class SupervisorPipe:
 
     def __init__(self, host: Host) -> None:
         self.said: queue.SimpleQueue[ChangeWanted | ChangeOver] = queue.SimpleQueue()
-        self.grant = host.wire.may_change
+        self.grant = partial(host.wire.may_change, ChangeGranted())
         host.wire.commands.turns = ChangeTurns(self.said.put, str.upper)
 
 
@@ -321,6 +322,16 @@ def test_a_change_that_is_cancelled_while_it_waits_gives_its_turn_back():
         assert said.get() == ChangeOver(True) and left.cancelled()
 
     asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_what_a_front_end_has_left_is_finished_by_another(host: Host):
+    pipe = SupervisorPipe(host)
+    host.wire.may_change(ChangeGranted(encode(UNLOAD), ["m"]))
+    for engine in host.engines:
+        asked = engine.receive()
+        assert replace(asked, id="c") == UNLOAD
+        engine.send(CommandReply(asked.id, found=0))
+    assert pipe.said.get(timeout=30) == ChangeOver(True)
 
 
 def test_sessions_of_all_engines_are_listed_once_in_their_fastest_tier(host: Host):

@@ -15,8 +15,10 @@ from msgspec.structs import replace
 from rwkv_batch.wire.client import UNKNOWN, Client, Job, MakeJob
 from rwkv_batch.wire.commands import Command, RemoveDocument, SessionHistory
 from rwkv_batch.wire.host.every_engine import NONE_SERVES, EveryEngine
+from rwkv_batch.wire.host.finishing import finish
 from rwkv_batch.wire.host.merging import accepted_whole, part_of, serving_of_all
 from rwkv_batch.wire.host.placement import NoEngine, Placed, Placement, key_of
+from rwkv_batch.wire.host.turns import Change
 from rwkv_batch.wire.protocol import (
     Accepted,
     CommandReply,
@@ -29,7 +31,7 @@ from rwkv_batch.wire.protocol import (
     RowTimes,
     WatchLoad,
 )
-from rwkv_batch.wire.supervision import Serving
+from rwkv_batch.wire.supervision import ChangeGranted, Serving
 
 LOADS = "load"  # the id of their reports
 CLOCK_DIFFERS = 0.01  # seconds, which are more than a clock that is only adjusted drifts while a turn runs
@@ -99,10 +101,17 @@ class Engines:
         self.links[engine].fail_all(message, gone=True)
         return self._together()
 
-    def may_change(self) -> None:
+    def may_change(self, granted: ChangeGranted) -> None:
         """The supervisor lets this front end make a change; see Wire."""
-        if self.commands.turns:
-            self.commands.turns.granted()
+        turns = self.commands.turns
+        if turns and granted.left:
+            turns.finish(granted.left, lambda change: self._finish(change, granted.had))
+        elif turns:
+            turns.granted()
+
+    async def _finish(self, change: Change, had: Sequence[str]) -> bool:
+        """Bring to its end what another front end has begun."""
+        return await finish(self.links, self._ready(getattr(change, "to_model", "")), change, had)
 
     def fail_all(self, message: str) -> None:
         """Everything in flight fails."""

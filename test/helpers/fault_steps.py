@@ -163,13 +163,15 @@ def batch(place: Scenario) -> None:
     body = {"input_file_id": name, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     made = place.ask("POST", "/v1/batches", body).json()["id"]
 
-    def status() -> dict[str, Any]:
-        with suppress(Refused):
-            return dict(place.ask("GET", f"/v1/batches/{made}").json())
-        return {"status": "unknown"}
+    over: dict[str, Any] = {}
 
-    until(lambda: status()["status"] in ("completed", "failed"), PATIENCE)
-    if (over := status())["status"] != "completed" or over["request_counts"]["completed"] != 2:
+    def ended() -> bool:
+        with suppress(Refused):
+            over.update(place.ask("GET", f"/v1/batches/{made}").json())
+        return over.get("status") in ("completed", "failed")
+
+    until(ended, PATIENCE)
+    if over["status"] != "completed" or over["request_counts"]["completed"] != 2:
         raise Wrong(f"a batch is {over}")
     output = over["output_file_id"]
     answers = place.ask("GET", f"/v1/files/{output}/content").text.splitlines()

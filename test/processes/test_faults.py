@@ -3,6 +3,7 @@
 Every request has an answer, what was acknowledged is there, and no open file, process or file stays.
 """
 
+import shutil
 from collections.abc import Iterator
 from errno import EIO, EMFILE, ENOSPC
 
@@ -45,7 +46,9 @@ POINTS = (
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
     if reason := missing():
         absent(reason)
-    yield Faults(tmp_path_factory.mktemp("faults"), new_folder())
+    folder = new_folder()
+    yield Faults(tmp_path_factory.mktemp("faults"), folder)
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")

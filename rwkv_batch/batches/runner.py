@@ -184,7 +184,13 @@ class BatchRunner:
         async with asyncio.TaskGroup() as rows:
             for number, line in self._left(batch):
                 await width.take()
-                rows.create_task(self._row(batch, number, line, width))
+                try:
+                    row = rows.create_task(self._row(batch, number, line))
+                except RuntimeError:  # one has failed, so that the others end
+                    width.give()
+                    raise
+                # Of a task that is cancelled before it begins nothing else runs.
+                row.add_done_callback(lambda _: width.give())
 
     def _left(self, batch: BatchRecord) -> Iterator[tuple[int, InputLine]]:
         done = self._store.done(batch.id)
@@ -193,13 +199,9 @@ class BatchRunner:
                 if number not in done:
                     yield number, parse(text, batch.endpoint)
 
-    async def _row(self, batch: BatchRecord, number: int, line: InputLine, width: Width) -> None:
-        """It has a place in that width, which it gives back."""
-        try:
-            text, succeeded = await answered(line, self._ask, batch.expires, batch.owner)
-            self._store.put_result(batch.id, RowResult(number, succeeded, text))
-        finally:
-            width.give()
+    async def _row(self, batch: BatchRecord, number: int, line: InputLine) -> None:
+        text, succeeded = await answered(line, self._ask, batch.expires, batch.owner)
+        self._store.put_result(batch.id, RowResult(number, succeeded, text))
 
     async def _ask(self, line: InputLine, deadline: float, owner: str) -> RowReply:
         """While a row of a key that has reached a limit waits, rows of others take its place."""

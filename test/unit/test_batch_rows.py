@@ -363,6 +363,23 @@ def test_a_batch_goes_on_when_the_disk_has_room_again(store: BatchStore, monkeyp
     assert (store.batch(name).status, store.batch(name).completed) == ("completed", 5)
 
 
+def test_rows_that_end_before_they_begin_keep_no_place(store: BatchStore, monkeypatch):
+    """The file cannot be read any further, each time as its first row is about to begin."""
+    name, numbered, tries = begin(store, 2), runner.numbered, []
+
+    def cut_off(lines):
+        for number, line in numbered(lines):
+            if number == 1 and len(tries) < 4:
+                tries.append(1)
+                raise OSError(5, "Input/output error")
+            yield number, line
+
+    monkeypatch.setattr(runner, "numbered", cut_off)
+    monkeypatch.setattr(runner, "REST", 0.0)
+    run(store, Asked(), over(store, name), width=2)
+    assert (store.batch(name).status, store.batch(name).completed) == ("completed", 2)
+
+
 def test_a_batch_is_kept_for_some_days_from_its_end(store: BatchStore):
     now, day, ids = int(time.time()), 86400, [begin(store, 1) for _ in range(2)]
     for name, days in zip(ids, (1, 31), strict=True):

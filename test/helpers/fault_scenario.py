@@ -15,10 +15,11 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -384,6 +385,7 @@ class Scenario:
                 found[role] += Counter(map(self._plain, _open_files(pid)))
         found["the server"] = Counter({"processes": len(_children(self.server.process.pid))})
         found["the engine"] = self._counted()
+        found["the database"] = self._rows()
         names = (str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
         found["the disk"] = Counter(name for name in names if not KEPT.fullmatch(name))
         if not self.restarted:
@@ -401,6 +403,19 @@ class Scenario:
             held.update({"rows": model["running"], "rows that wait": model["waiting"]})
             held.update({f"sessions in {tier}": number for tier, number in model["sessions"].items()})
         return held
+
+    def _rows(self) -> Counter[str]:
+        """Rows of the SQLite file of sessions: no text of one that is deleted may stay."""
+        file = self.folder / "sessions.db"
+        if not file.exists():
+            return Counter()
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=PATIENCE)) as database:
+            return Counter(
+                {
+                    f"rows of {table}": database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+                    for table in ("turns", "sessions", "images", "documents")
+                }
+            )
 
     def _plain(self, target: str) -> str:
         """What is open, without what differs each time."""

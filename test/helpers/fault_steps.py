@@ -54,9 +54,18 @@ def _audited(place: Scenario, name: str) -> None:
 
 def usage(place: Scenario) -> None:
     chat(place)
-    total = place.ask("GET", "/v1/usage").json()["total"]
-    if not len(place.generated) <= total["requests"] <= place.asked:
-        raise Wrong(f"{total} was counted of {place.asked} requests, {len(place.generated)} of them answered")
+    total: dict[str, int] = {}
+
+    def counted() -> bool:  # by another front end soon
+        total.update(place.ask("GET", "/v1/usage").json()["total"])
+        return total["requests"] >= len(place.generated)
+
+    try:
+        until(counted, SETTLED)
+    except AssertionError:
+        raise Wrong(f"{total} was counted of {len(place.generated)} requests that were answered") from None
+    if total["requests"] > place.asked:
+        raise Wrong(f"{total} was counted of {place.asked} requests")
 
 
 def turns(place: Scenario) -> None:
@@ -87,6 +96,20 @@ def delete(place: Scenario) -> None:
     key = place.name("deleted")
     place.say(key, "My name is Ben.")
     place.change(key, None, lambda: place.ask("POST", "/state/delete", {"session_id": key}))
+
+
+def dropped(place: Scenario) -> None:
+    """A session is deleted while a turn of it runs, which keeps what it goes on from until it ends."""
+    key = place.name("dropped")
+    place.say(key, "My name is Ben.")
+    body = GREEDY | {"contents": ["Tell me a story."], "session_id": key, "max_tokens": 12, "chunk_size": 1}
+    events = place.stream("/state/chat/completions", body)
+    next(events)
+    place.change(key, None, lambda: place.ask("POST", "/state/delete", {"session_id": key}))
+    with suppress(Refused):  # it was changed meanwhile
+        for _ in events:
+            pass
+    place.forget(key)
 
 
 def export(place: Scenario) -> None:
@@ -242,6 +265,7 @@ STEPS: dict[str, Step] = {
         fork,
         rewind,
         delete,
+        dropped,
         export,
         images,
         pause,

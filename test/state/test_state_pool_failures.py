@@ -234,10 +234,9 @@ def test_what_was_deleted_in_its_turn_goes_from_a_disk_that_was_full_then(
     bench.release(slot)
     bench.settle()
     disk.full = False
-    bench.turn("b", [2])
-    bench.settle()
     with closing(sqlite3.connect(path)) as database:
-        assert database.execute("SELECT count(*) FROM turns").fetchone() == (1,)
+        bench.wait_until(lambda: database.execute("SELECT count(*) FROM turns").fetchone() == (0,))
+    bench.turn("b", [2])
     assert bench.look("b") == seen(2)
     bench.close()
 

@@ -53,7 +53,7 @@ from rwkv_batch.state.host.messages import (
     encode,
 )
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.state.log.writer import Commit, GroupCommit
+from rwkv_batch.state.log.writer import AGAIN, Commit, GroupCommit
 
 REFUSING_SECONDS = 1.0  # for which engines that ask are told why the database cannot be used
 ORPHANED_SECONDS = 60.0  # that engines may still commit, once the supervisor has died
@@ -143,8 +143,9 @@ class HostWriter:
         end = math.inf  # when it ends though nothing has been received
         try:
             while not stopping:
-                left = None if end == math.inf else math.ceil(1000 * max(0.0, end - time.monotonic()))
-                ready = dict(poller.poll(left))
+                left = max(0.0, end - time.monotonic())
+                left = min(left, AGAIN) if self._commits.failed else left
+                ready = dict(poller.poll(None if left == math.inf else math.ceil(1000 * left)))
                 if self._monitor in ready:
                     self._count()
                     if not orphaned:
@@ -175,7 +176,7 @@ class HostWriter:
             while True:
                 engine, data = self._router.recv_multipart(zmq.NOBLOCK)
                 group += self._received(engine, data)
-        if not group:
+        if not group and not self._commits.failed:
             return
         self._commits.run(group)
         for engine, outcomes in self._outcomes.items():

@@ -56,8 +56,8 @@ class CommitQueue(Protocol):
     def put(self, operations: Sequence[Operation], committed: Committed, retry: bool = False) -> None:
         """Commit them in one transaction, of which `committed` is reported with the outcome, or the error.
 
-        With `retry` nobody waits for that: what fails is tried again with every later commit, unless it has
-        been refused.
+        With `retry` nobody waits for that: what fails is tried again with every later commit, and once a
+        second, unless it has been refused.
         """
 
     def close(self) -> None:

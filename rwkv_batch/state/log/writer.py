@@ -4,6 +4,7 @@ import logging
 import queue
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
@@ -20,6 +21,8 @@ from rwkv_batch.state.entries import (
 )
 from rwkv_batch.state.jobs import Report
 from rwkv_batch.state.log.protocol import Committed, Outcome, SessionStore
+
+AGAIN = 1.0  # seconds until what has failed is tried again, if nothing else is to be committed before
 
 log = logging.getLogger(__name__)
 
@@ -131,11 +134,14 @@ class Writer(Thread):
         closing = False
         while not closing:
             group: list[Commit] = []
-            while commit := self._queue.get():
-                group.append(commit)
-                if self._queue.empty():
-                    break
-            closing = commit is None
+            with suppress(queue.Empty):
+                while not closing:
+                    commit = self._queue.get(timeout=AGAIN if self._commits.failed else None)
+                    if commit:
+                        group.append(commit)
+                    closing = commit is None
+                    if self._queue.empty():
+                        break
             self._commits.run(group)
             if group:
                 self._store.checkpoint(quiet=self._queue.empty())

@@ -136,6 +136,9 @@ def main() -> None:
         haproxy = subprocess.Popen([check.tool("haproxy"), "-f", file], stderr=subprocess.DEVNULL)
         try:
             while not answers(outside):
+                for name, process in (("The server", server), ("HAProxy", haproxy)):
+                    if process.poll() is not None:
+                        sys.exit(f"{name} has ended with the exit code {process.returncode}; run it alone.")
                 time.sleep(0.2)
             measure(given, {"direct": direct, "HAProxy": outside}, server.pid, haproxy.pid)
         finally:

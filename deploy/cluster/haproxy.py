@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Write the configuration of HAProxy for these servers: deploy/cluster/haproxy.cfg with them in it.
 
-    python deploy/cluster/haproxy.py [--listen [HOST]:PORT] [--socket FILE] [--slots N] [HOST:PORT ...]
+    python deploy/cluster/haproxy.py [--listen [HOST]:PORT] [--socket FILE] [--slots N]
+                                     [--user NAME] [HOST:PORT ...]
 
 --slots: how many servers there may be. Those that no address is given for are filled by sync_haproxy.py.
 """

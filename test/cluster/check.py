@@ -2,6 +2,7 @@
 """A cluster on this machine that is broken while clients use it: `make check-cluster`.
 
     python test/cluster/check.py --server-python .venv/bin/python [--sessions 100] [--turns 5] [--clients 6]
+        [--seconds 60]
 
 Three servers of the bundled model on CPUs, under Ray on three nodes (deploy/cluster/serve.yaml), behind
 HAProxy with one PostgreSQL. Each client sends a turn with an Idempotency-Key, half of them as streams, and

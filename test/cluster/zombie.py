@@ -66,6 +66,16 @@ def by_hand(server_python: str, folder: Path) -> Iterator[tuple[str, dict[str, i
         yield f"http://127.0.0.1:{port}", groups
 
 
+@contextmanager
+def standing_still(group: int) -> Iterator[None]:
+    """The processes of a group. They go on whatever happens, as what is stopped does not end."""
+    os.killpg(group, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(group, signal.SIGCONT)
+
+
 def _is_ready(address: str) -> bool:
     with suppress(httpx.HTTPError):
         return httpx.get(f"http://{address}/health/ready", timeout=2).status_code == 200
@@ -114,16 +124,14 @@ def run(given: argparse.Namespace) -> str:
             thread.start()
         for _ in sessions:
             assert begun.acquire(timeout=PATIENCE), "a turn has not begun"
-        os.killpg(groups[address], signal.SIGSTOP)
         stopped = time.monotonic()
-        tell(f"{address} is stopped in the middle of {len(sessions)} turns")
-        until(
-            lambda: Haproxy(Path(folder) / "haproxy.sock").ask("show stat").count(",DOWN,"), "HAProxy's word"
-        )
-        each(1)
-        tell("the others have gone on with all sessions")
-        time.sleep(max(0.0, stopped + given.seconds - time.monotonic()))
-        os.killpg(groups[address], signal.SIGCONT)
+        with standing_still(groups[address]):
+            tell(f"{address} is stopped in the middle of {len(sessions)} turns")
+            haproxy = Haproxy(Path(folder) / "haproxy.sock")
+            until(lambda: haproxy.ask("show stat").count(",DOWN,"), "HAProxy's word")
+            each(1)
+            tell("the others have gone on with all sessions")
+            time.sleep(max(0.0, stopped + given.seconds - time.monotonic()))
         tell(f"{address} goes on after {time.monotonic() - stopped:.0f} s")
         for thread in threads:
             thread.join()

@@ -44,6 +44,16 @@ def test_a_server_takes_its_flags(words: Callable[[], list[str]], tmp_path: Path
     assert given.state_db.startswith("postgresql://") and given.image_store
 
 
+def test_other_programs_of_the_page_are_there_and_take_its_flags():
+    """Those that do not run here, as they need Ray or HAProxy, are read."""
+    found = re.findall(r"python (-m )?((?:deploy|bench|test)[\w./]+)([^`\n>]*)", PAGE)
+    assert len(found) >= 5
+    for module, program, words in found:
+        file = ROOT / (program.replace(".", "/") + ".py" if module else program)
+        taken = file.read_text(encoding="utf-8")
+        assert [word for word in words.split() if word.startswith("--") and f'"{word}"' not in taken] == []
+
+
 def test_the_servers_of_the_page_are_those_of_haproxys_file():
     ports = [f"800{number}" for number in (1, 2, 3)]
     assert "--port 800$i" in PAGE and "for i in 1 2 3" in PAGE

@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200, help="of each stream")
     parser.add_argument("--rounds", type=int, default=5, help="of each way")
     given = parser.parse_args()
-    direct, outside = free_port(), free_port()
+    direct, outside, program = free_port(), free_port(), check.tool("haproxy")
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         file = Path(folder) / "haproxy.cfg"
         text = configuration([f"127.0.0.1:{direct}"], f"127.0.0.1:{outside}", f"{folder}/socket", user="")
@@ -133,7 +133,7 @@ def main() -> None:
         server = subprocess.Popen(
             [sys.executable, ROOT / "app.py", *map(str, flags)], stdout=subprocess.DEVNULL
         )
-        haproxy = subprocess.Popen([check.tool("haproxy"), "-f", file], stderr=subprocess.DEVNULL)
+        haproxy = subprocess.Popen([program, "-f", file], stderr=subprocess.DEVNULL)
         try:
             while not answers(outside):
                 for name, process in (("The server", server), ("HAProxy", haproxy)):

@@ -89,7 +89,7 @@ def test_what_an_image_copies_is_a_server_that_answers(tmp_path: Path):
     image = copied("source", tmp_path / "app")
     running = Server(*entry.split(), "--device", "cpu", "--frontends", "1", root=image)
     try:
-        assert httpx.get(running.url + "/health").status_code == 200
+        assert httpx.get(running.url + "/health", timeout=60).status_code == 200
         probe = json.loads(value("base", "HEALTHCHECK").partition("CMD ")[2])
         assert probe[0] == "python"
         # The port is not the one that is exposed, process 1 is no server here, and a proxy is no way to it.

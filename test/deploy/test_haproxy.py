@@ -89,13 +89,13 @@ def proxy(stubs: list[Stub], folder: Path) -> Iterator[httpx.Client]:
         def listens() -> bool:
             assert haproxy.poll() is None, haproxy.stderr and haproxy.stderr.read()
             try:
-                return httpx.get(f"{url}/haproxy/health").json() == {"status": "ready"}
+                return httpx.get(f"{url}/haproxy/health", timeout=60).json() == {"status": "ready"}
             except httpx.TransportError:
                 return False
 
         try:
             until(listens)
-            with httpx.Client(base_url=url) as client:
+            with httpx.Client(base_url=url, timeout=60) as client:
                 yield client
         finally:
             haproxy.terminate()
@@ -190,7 +190,9 @@ def test_a_turn_without_a_key_is_not_sent_twice(stubs: list[Stub], proxy: httpx.
     before = {name: home(proxy, name) for name in NAMES}
     name = next(name for name, at in before.items() if at == "2")
     stubs[1].mode = "breaks"
-    with httpx.Client(base_url=proxy.base_url) as client:  # whose connection nothing has been sent on
+    with httpx.Client(
+        base_url=proxy.base_url, timeout=60
+    ) as client:  # whose connection nothing has been sent on
         reply = client.post("/state/chat/completions", json={"session_id": name})
     assert reply.status_code == 502 and "Idempotency-Key" in reply.json()["error"]
 
@@ -217,7 +219,7 @@ def test_what_changes_something_without_a_session_is_sent_again_if_its_key_says_
         stub.mode = "breaks" if str(stub.number) in (used if len(used) == 1 else "12") else "ready"
     found = set()
     for _ in range(6):
-        with httpx.Client(base_url=proxy.base_url) as client:
+        with httpx.Client(base_url=proxy.base_url, timeout=60) as client:
             found.add(client.post(path, json={"input": "x"}, headers=key).status_code)
     assert (502 in found) is not again
 

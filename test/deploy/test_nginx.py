@@ -42,7 +42,7 @@ def outside(locked_server: Server, folder: Path) -> Iterator[httpx.Client]:
         def listens() -> bool:
             assert nginx.poll() is None, nginx.stderr.read()
             try:
-                return httpx.get(f"http://127.0.0.1:{plain}/health").status_code == 301
+                return httpx.get(f"http://127.0.0.1:{plain}/health", timeout=60).status_code == 301
             except httpx.TransportError:
                 return False
 
@@ -82,7 +82,7 @@ def test_an_event_arrives_before_there_is_a_next_one(outside: httpx.Client, lock
     named = {"X-Request-Id": "three-rows"}
 
     def running() -> str:
-        return httpx.get(f"{locked_server.url}/v1/server/status", headers=PASSWORD).text
+        return httpx.get(f"{locked_server.url}/v1/server/status", headers=PASSWORD, timeout=60).text
 
     with outside.stream("POST", "/v1/chat/completions", json=body, headers=named) as stream:
         arrived = events(stream)
@@ -99,7 +99,7 @@ def test_an_event_arrives_before_there_is_a_next_one(outside: httpx.Client, lock
 )
 def test_figures_are_not_for_the_outside(outside: httpx.Client, locked_server: Server, path: str):
     inside = path.partition("?")[0].strip("/").replace("%6D", "m").removeprefix("x/../")
-    assert httpx.get(f"{locked_server.url}/{inside}", headers=PASSWORD).status_code == 200
+    assert httpx.get(f"{locked_server.url}/{inside}", headers=PASSWORD, timeout=60).status_code == 200
     request = outside.build_request("GET", "/")
     request.url = httpx.URL(str(outside.base_url).rstrip("/") + "/").copy_with(raw_path=path.encode())
     refused = outside.send(request)
@@ -111,7 +111,7 @@ def test_a_client_of_nginx_is_not_this_machine(outside: httpx.Client, locked_ser
     body = {"model_filename": "x.pth"}
     refused = outside.post("/loadmodel", json=body)
     assert refused.status_code == 403 and "this machine only" in refused.text
-    here = httpx.post(f"{locked_server.url}/loadmodel", json=body, headers=PASSWORD)
+    here = httpx.post(f"{locked_server.url}/loadmodel", json=body, headers=PASSWORD, timeout=60)
     assert "this machine only" not in here.text
 
 

@@ -45,7 +45,7 @@ def prometheus(locked_server: Server, tmp_path: Path):
 def test_it_gets_the_figures(prometheus: str):
     def value(query: str) -> str | None:
         try:
-            found = httpx.get(prometheus, params={"query": query}).json()["data"]["result"]
+            found = httpx.get(prometheus, params={"query": query}, timeout=60).json()["data"]["result"]
         except (httpx.TransportError, ValueError, KeyError):  # it starts
             return None
         return found[0]["value"][1] if found else None

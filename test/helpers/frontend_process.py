@@ -19,8 +19,8 @@ from rwkv_batch.wire.supervision import EngineInfo, Serving
 
 spawn = multiprocessing.get_context("spawn")
 PASSWORD = "pass word &+%41"  # differs from itself in most encodings of a URL
-UP_WITHIN = 20.0  # seconds; generous, for machines that are busy otherwise
-LOGGED_WITHIN = 10.0  # seconds, likewise
+UP_WITHIN = 60.0  # seconds; generous, for machines that are busy otherwise
+LOGGED_WITHIN = 60.0  # seconds, likewise
 
 
 def serve(
@@ -95,7 +95,7 @@ class FrontendProcess:
     def client(self) -> httpx.Client:
         """Connections of its own."""
         return httpx.Client(
-            base_url=f"http://127.0.0.1:{self.port}", timeout=20, verify=False
+            base_url=f"http://127.0.0.1:{self.port}", timeout=60, verify=False
         )  # no certificates to load
 
     def logs(self, condition: Callable[[str], object]) -> bool:

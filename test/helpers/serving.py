@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -21,13 +22,18 @@ CPU = ["--device", "cpu"]
 TWO_CPUS = ["--device", "cpu,cpu"]
 # What a server is given in place of these: another topology, where the tests are run over one.
 on_cpu, on_two = CPU, TWO_CPUS
+FIRST_OF_ANY = 32_768  # of the ports that Linux gives to connections, and to whoever asks for any
+DRAW = random.SystemRandom()  # the other one may have the same seed in each process of the tests
 START_SECONDS = 120  # a deadline, not a wait: cold caches and shared cores
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One that stays free until a server has it, as nobody gets it who has not asked for it."""
+    while True:
+        port = DRAW.randrange(10_000, FIRST_OF_ANY)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Server:

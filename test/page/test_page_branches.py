@@ -34,12 +34,14 @@ def settled(page: Page, turns: int) -> None:
 
 def stored(server: Server) -> dict[str, int]:
     """How many turns each session has."""
-    found = httpx.post(f"{server.url}/state/status", json={}).json()["sessions"]
+    found = httpx.post(f"{server.url}/state/status", json={}, timeout=60).json()["sessions"]
     return {each["session_id"]: len(turns(server, each["session_id"])) for each in found}
 
 
 def turns(server: Server, name: str) -> list[dict]:
-    return httpx.get(f"{server.url}/v1/state/history", params={"session_id": name}).json()["turns"]
+    return httpx.get(f"{server.url}/v1/state/history", params={"session_id": name}, timeout=60).json()[
+        "turns"
+    ]
 
 
 def versions(page: Page, turn: int) -> str:
@@ -153,7 +155,7 @@ def test_a_chat_and_its_versions_get_another_name_and_go_together(page, server):
 
 
 def test_a_name_that_is_taken_is_refused(page, server):
-    httpx.post(f"{server.url}/v1/chat/completions", json=message("the bank", "My bank is far."))
+    httpx.post(f"{server.url}/v1/chat/completions", json=message("the bank", "My bank is far."), timeout=60)
     send(page, "My river is wide.")
     choose(page, "Rename")
     dialog = page.get_by_role("dialog")
@@ -184,7 +186,9 @@ def test_a_chat_is_saved_as_markdown(page, tmp_path: Path):
 
 
 def test_sessions_of_other_clients_stand_apart(page, server):
-    httpx.post(f"{server.url}/v1/chat/completions", json=message("of a program", "My boat is new."))
+    httpx.post(
+        f"{server.url}/v1/chat/completions", json=message("of a program", "My boat is new."), timeout=60
+    )
     send(page, "My hat is old.")
     expect(page.locator("#own-sessions .name")).to_have_text(["My hat is old."])
     expect(page.locator("#other-sessions .name").filter(has_text="of a program")).to_have_count(1)
@@ -192,7 +196,7 @@ def test_sessions_of_other_clients_stand_apart(page, server):
     page.reload()
     expect(page.locator("#own-sessions .name")).to_have_text(["My hat is old."])
     # what is gone on the server is forgotten here
-    httpx.post(f"{server.url}/state/delete", json={"session_id": "My hat is old."})
+    httpx.post(f"{server.url}/state/delete", json={"session_id": "My hat is old."}, timeout=60)
     page.goto(server.url)
     expect(page.get_by_role("heading", name="From other clients")).to_be_hidden()
     page.wait_for_function("() => localStorage.sessions === undefined")

@@ -19,7 +19,7 @@ def page(watched, server: Server) -> Page:
 
 def stored(server: Server, name: str) -> list[str]:
     """What the server has of a session: the answers."""
-    reply = httpx.get(f"{server.url}/v1/state/history", params={"session_id": name})
+    reply = httpx.get(f"{server.url}/v1/state/history", params={"session_id": name}, timeout=60)
     assert reply.status_code == 200, reply.text
     return [turn["completion"] for turn in reply.json()["turns"]]
 
@@ -103,7 +103,7 @@ def test_a_turn_of_several_messages_is_shown_as_messages(page, server):
     given = [("system", "Be brief."), ("user", "My cat is Tom."), ("assistant", "Nice."), ("user", "My cat?")]
     messages = [{"role": role, "content": content} for role, content in given]
     body = {"session_id": "several", "messages": messages, "temperature": 0, "max_tokens": 4}
-    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
     page.goto(f"{server.url}/#chat/several")
     page.reload()
     expect(page.locator(".turn .said, .turn .asked")).to_have_text([content for _, content in given])
@@ -190,7 +190,9 @@ def test_options_of_a_request(page, server):
     turn = send(page, "Tell me a story about a dog")
     expect(turn).to_contain_text("Reached the token limit")
     expect(turn).to_contain_text("3 tokens")
-    reply = httpx.get(f"{server.url}/v1/state/history", params={"session_id": "Tell me a story about a dog"})
+    reply = httpx.get(
+        f"{server.url}/v1/state/history", params={"session_id": "Tell me a story about a dog"}, timeout=60
+    )
     assert reply.json()["turns"][0]["prompt"].startswith("System: Your name is Max.")
     page.reload()
     expect(page.locator(".turn .system")).to_have_text("Your name is Max.")

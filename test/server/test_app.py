@@ -102,9 +102,9 @@ def test_a_model_with_an_adapter_is_served_under_both_names(adapter: Path):
     flags = ("--device", "cpu", "--frontends", "1")
     server = Server(*flags, "--adapter", str(adapter), "--adapter-scaling", "0.5")
     try:
-        (served,) = httpx.get(f"{server.url}/v1/models").json()["data"]
+        (served,) = httpx.get(f"{server.url}/v1/models", timeout=60).json()["data"]
         assert served["id"] == "rwkv7-demo+louder"
-        assert httpx.get(f"{server.url}/health").json()["model"] == "rwkv7-demo+louder"
+        assert httpx.get(f"{server.url}/health", timeout=60).json()["model"] == "rwkv7-demo+louder"
     finally:
         server.stop()
 

@@ -173,7 +173,7 @@ def test_other_purposes_and_passwords_are_refused(batching: Server, one: OpenAI)
     with pytest.raises(openai.BadRequestError, match="purpose"):
         one.files.create(file=("rows.jsonl", b"{}"), purpose="assistants")
     for path in ("/v1/files", "/v1/batches", "/v1/files/file-x/content"):
-        assert httpx.get(batching.url + path).status_code == 401
+        assert httpx.get(batching.url + path, timeout=60).status_code == 401
 
 
 def test_batches_and_usage_belong_to_the_key_that_made_them(batching: Server, one: OpenAI):
@@ -197,7 +197,7 @@ def test_batches_and_usage_belong_to_the_key_that_made_them(batching: Server, on
 
     def used() -> int:
         reply = httpx.get(
-            batching.url + "/v1/usage", headers={"Authorization": f"Bearer {SECRETS[0]}"}
+            batching.url + "/v1/usage", headers={"Authorization": f"Bearer {SECRETS[0]}"}, timeout=60
         ).json()
         return sum(each["completion_tokens"] for each in reply["data"])
 

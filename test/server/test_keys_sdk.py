@@ -88,7 +88,7 @@ def test_two_keys_under_load_have_exactly_what_their_limits_say(keyed):
 
     def send(number: int) -> tuple[int, bool]:
         try:
-            ask(clients[number % 2].copy(http_client=httpx.Client()))
+            ask(clients[number % 2].copy(http_client=httpx.Client(timeout=60)))
         except openai.RateLimitError:
             return number % 2, False
         return number % 2, True
@@ -164,7 +164,9 @@ def test_a_paused_request_is_resumed_by_its_key_only(keyed):
         assert post("pause", owner).json()["paused"]
         list(lines)
     assert post("resume", thief).status_code == 404
-    assert httpx.get(f"{keyed.url}/v1/server/status", headers=thief).json()["paused_requests"] == []
+    assert (
+        httpx.get(f"{keyed.url}/v1/server/status", headers=thief, timeout=60).json()["paused_requests"] == []
+    )
     assert post("resume", owner).json()["choices"][0]["finish_reason"] == "length"
 
 

@@ -169,17 +169,17 @@ def test_an_engine_that_dies_is_replaced_and_its_streams_are_told(narrow: Server
 
 
 def test_an_engine_that_hangs_is_not_ready_and_is_replaced(narrow: Server):
-    assert httpx.get(narrow.url + "/health/ready").json() == {"status": "ready"}
+    assert httpx.get(narrow.url + "/health/ready", timeout=60).json() == {"status": "ready"}
     engine = narrow.children()["engine"]
     os.kill(engine, signal.SIGSTOP)
-    until(lambda: httpx.get(narrow.url + "/health/ready").json()["status"] == "stalled")
-    refused = httpx.get(narrow.url + "/health/ready")
+    until(lambda: httpx.get(narrow.url + "/health/ready", timeout=60).json()["status"] == "stalled")
+    refused = httpx.get(narrow.url + "/health/ready", timeout=60)
     assert refused.status_code == 503 and "made no step for" in refused.json()["reason"]
-    assert httpx.get(narrow.url + "/health/live").json() == {"status": "live"}
+    assert httpx.get(narrow.url + "/health/live", timeout=60).json() == {"status": "live"}
     until(lambda: narrow.children().get("engine", engine) != engine)
     narrow.wait_ready()
     assert "Paris" in answer(narrow)
-    assert httpx.get(narrow.url + "/health/ready").status_code == 200
+    assert httpx.get(narrow.url + "/health/ready", timeout=60).status_code == 200
 
 
 def test_everything_ends_when_the_supervisor_is_killed():

@@ -109,7 +109,7 @@ def test_the_first_answer_of_the_readme_is_that_of_its_first_curl(server: Server
     readme = PAGES[0].read_text()
     shown = json.loads(re.findall(r"```json\n(.*?)```", readme, re.S)[0])
     asked = re.findall(r"/v1/chat/completions -d '(.*)'", readme)[0]
-    answer = httpx.post(f"{server.url}/v1/chat/completions", content=asked).json()
+    answer = httpx.post(f"{server.url}/v1/chat/completions", content=asked, timeout=60).json()
     assert answer == {**answer, **shown, "choices": [answer["choices"][0] | shown["choices"][0]]}
 
 

@@ -203,7 +203,7 @@ def test_no_other_route_writes_a_responses_state(server: Server, client: OpenAI)
         ("/v1/state/fork", {"session_id": key, "new_session_id": "response:x"}),
         ("/state/delete", {"session_id": "response", "delete_prefix": True}),
     ):
-        assert httpx.post(server.url + path, json=body).status_code == 400, path
+        assert httpx.post(server.url + path, json=body, timeout=60).status_code == 400, path
     assert ask(client, "What is my name?", first.id).output_text == "Your name is Anna."
 
 

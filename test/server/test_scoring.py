@@ -104,7 +104,9 @@ def test_a_stream_says_what_the_whole_reply_says(server, max_tokens):
     }
     whole = complete(server, **body)
     joined: dict[int, dict] = {}
-    with httpx.stream("POST", server.url + "/v1/completions", json=body | {"stream": True}) as response:
+    with httpx.stream(
+        "POST", server.url + "/v1/completions", json=body | {"stream": True}, timeout=60
+    ) as response:
         for event in events(response):
             for choice in event["choices"] if isinstance(event, dict) else ():
                 old = joined.setdefault(choice["index"], choice)
@@ -129,7 +131,7 @@ def test_ids_are_echoed_as_their_text_in_a_stream_too(server, reference):
         "stream": True,
     }
     shown = ["", ""]
-    with httpx.stream("POST", server.url + "/v1/completions", json=body) as response:
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
         for event in events(response):
             for choice in event["choices"] if isinstance(event, dict) else ():
                 assert choice["logprobs"] is None and "token_ids" not in choice
@@ -169,7 +171,9 @@ def test_token_ids_of_a_completion_and_a_chat(server, reference):
         "extra_body": {"return_token_ids": True},
     }
     whole = client.chat.completions.create(**ask)
-    shown = httpx.post(server.url + "/tokenize", json={"messages": ask["messages"]}).json()["tokens"]
+    shown = httpx.post(server.url + "/tokenize", json={"messages": ask["messages"]}, timeout=60).json()[
+        "tokens"
+    ]
     assert whole.prompt_token_ids == shown
     assert whole.choices[0].token_ids == until_end(reference.greedy(shown, 30))
     chunks = list(client.chat.completions.create(stream=True, **ask))
@@ -182,17 +186,23 @@ def test_token_ids_of_a_completion_and_a_chat(server, reference):
 def test_the_vocabulary_is_that_of_the_model(server, reference):
     text = "Hello 世界🦄\n"
     tokens = reference.tokenizer.encode(text)
-    reply = httpx.post(server.url + "/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    reply = httpx.post(
+        server.url + "/tokenize", json={"prompt": text, "return_token_strs": True}, timeout=60
+    ).json()
     assert (reply["tokens"], reply["count"]) == (tokens, len(tokens)) and len(reply["token_strs"]) == len(
         tokens
     )
-    assert httpx.post(server.url + "/detokenize", json={"tokens": tokens}).json() == {"prompt": text}
-    count = httpx.post(server.url + "/v1/tokens/count", json={"contents": [text, text]})
+    assert httpx.post(server.url + "/detokenize", json={"tokens": tokens}, timeout=60).json() == {
+        "prompt": text
+    }
+    count = httpx.post(server.url + "/v1/tokens/count", json={"contents": [text, text]}, timeout=60)
     assert count.json() == {"tokens": 2 * len(tokens)}
 
 
 def test_the_end_of_text_is_found_by_its_name(server):
-    info = httpx.get(server.url + "/tokenizer_info").json()
+    info = httpx.get(server.url + "/tokenizer_info", timeout=60).json()
     for name in ("bos_token", "eos_token"):
-        found = httpx.post(server.url + "/tokenize", json={"prompt": info[name], "add_special_tokens": False})
+        found = httpx.post(
+            server.url + "/tokenize", json={"prompt": info[name], "add_special_tokens": False}, timeout=60
+        )
         assert found.json()["tokens"] == [info[name + "_id"]] == [0]

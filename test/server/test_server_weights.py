@@ -39,9 +39,11 @@ def ask(server: Server, model: str = "") -> httpx.Response:
 def test_a_server_in_int8_answers_and_says_so(small: Server, server: Server):
     prints = [ask(each).headers["x-model-fingerprint"] for each in (small, server)]
     assert prints[0] != prints[1]
-    listed = httpx.get(f"{small.url}/api/tags").json()["models"][0]
+    listed = httpx.get(f"{small.url}/api/tags", timeout=60).json()["models"][0]
     assert listed["details"]["quantization_level"] == "INT8"
-    assert listed["size"] < 100e6 < httpx.get(f"{server.url}/api/tags").json()["models"][0]["size"]
+    assert (
+        listed["size"] < 100e6 < httpx.get(f"{server.url}/api/tags", timeout=60).json()["models"][0]["size"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,8 @@ def test_a_model_is_loaded_in_another_format(small: Server, file: str, strategy:
     assert reply["status"] == "success" and said in reply.get("message", "")
     ask(small, level)
     levels = [
-        each["details"]["quantization_level"] for each in httpx.get(f"{small.url}/api/tags").json()["models"]
+        each["details"]["quantization_level"]
+        for each in httpx.get(f"{small.url}/api/tags", timeout=60).json()["models"]
     ]
     assert level in levels
     httpx.post(f"{small.url}/removemodel", json={"model_viewname": level}, timeout=60)
@@ -76,7 +79,9 @@ def test_a_session_of_other_weights_is_a_conflict(small: Server):
 
 def test_a_strategy_that_is_not_there_is_refused_with_those_that_are(small: Server):
     reply = httpx.post(
-        f"{small.url}/loadmodel", json={"model_filename": "rwkv7-demo.pth", "model_strategy": "fp5c"}
+        f"{small.url}/loadmodel",
+        json={"model_filename": "rwkv7-demo.pth", "model_strategy": "fp5c"},
+        timeout=60,
     )
     assert reply.status_code == 400 and "model_strategy" in reply.json()["error"]
     assert "int4-128" in reply.json()["error"]

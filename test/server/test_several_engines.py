@@ -39,7 +39,7 @@ def answer(server: Server) -> str:
 def rows_run(server: Server) -> dict[str, float]:
     """How many each engine has accepted."""
     found = {}
-    for line in httpx.get(server.url + "/metrics").text.splitlines():
+    for line in httpx.get(server.url + "/metrics", timeout=60).text.splitlines():
         if line.startswith("rwkv:request_rows_total{"):
             name = line.split('engine="')[1].split('"')[0]
             found[name] = float(line.rpartition(" ")[2])
@@ -65,7 +65,9 @@ def test_draws_with_a_seed_do_not_depend_on_where_a_row_runs(host: Server):
     first, again = (
         [choice["text"] for choice in post(host, "/v1/completions", body)["choices"]] for _ in range(2)
     )
-    with httpx.stream("POST", host.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}) as stream:
+    with httpx.stream(
+        "POST", host.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=60
+    ) as stream:
         next(events(stream))  # so that the rows are divided otherwise
         other = [choice["text"] for choice in post(host, "/v1/completions", body)["choices"]]
     assert first == again == other and len(set(first)) > 1
@@ -85,18 +87,18 @@ def test_a_request_that_is_spread_is_paused_and_resumed_as_one(host: Server):
     ) as stream:
         said = events(stream)
         _add(texts, next(said))
-        (listed,) = httpx.get(host.url + "/v1/server/status").json()["active_requests"]
+        (listed,) = httpx.get(host.url + "/v1/server/status", timeout=60).json()["active_requests"]
         assert (listed["request_id"], listed["rows"]) == ("tales", 3)
         assert post(host, "/v1/server/pause", {"request_id": "tales"})["paused"]
         for event in said:
             _add(texts, event)
-    paused = httpx.get(host.url + "/v1/server/status").json()["paused_requests"]
+    paused = httpx.get(host.url + "/v1/server/status", timeout=60).json()["paused_requests"]
     assert [each["request_id"] for each in paused] == ["tales"]
     rest = post(host, "/v1/server/resume", {"request_id": "tales", "stream": False})
     for choice in rest["choices"]:
         texts[choice["index"]] += choice["message"]["content"]
     assert [texts[row] for row in range(3)] == expected
-    assert httpx.get(host.url + "/v1/server/status").json()["paused_requests"] == []
+    assert httpx.get(host.url + "/v1/server/status", timeout=60).json()["paused_requests"] == []
 
 
 def _add(texts: dict[int, str], event: dict | str) -> None:
@@ -153,9 +155,16 @@ def test_kill_9_of_an_engine_under_load_loses_no_turn(host: Server):
     load = {"lora_name": "late", "lora_path": "capitals.pth", "adapter_alpha": 32}  # while it starts
     assert httpx.post(host.url + "/v1/load_lora_adapter", json=load, timeout=60).status_code == 200
     assert not _all_up(host)
-    until(lambda: httpx.get(host.url + "/metrics").text.count("rwkv:engine_up{") == 2 and _all_up(host), 60)
+    until(
+        lambda: (
+            httpx.get(host.url + "/metrics", timeout=60).text.count("rwkv:engine_up{") == 2 and _all_up(host)
+        ),
+        60,
+    )
     for session in sessions:
-        history = httpx.get(host.url + "/v1/state/history", params={"session_id": session}).json()["turns"]
+        history = httpx.get(
+            host.url + "/v1/state/history", params={"session_id": session}, timeout=60
+        ).json()["turns"]
         assert [each["completion"] for each in history] == said[session]
     _same_on_all(host, {"adapter": "capitals"})  # it takes its share again, of what was loaded too
     _same_on_all(host, {"adapter": "late"})
@@ -183,14 +192,14 @@ def test_one_that_hangs_is_started_again(host: Server):
 
 def _running(server: Server) -> dict[str, float]:
     found = {}
-    for line in httpx.get(server.url + "/metrics").text.splitlines():
+    for line in httpx.get(server.url + "/metrics", timeout=60).text.splitlines():
         if line.startswith("rwkv:num_requests_running{"):
             found[line.split('engine="')[1].split('"')[0]] = float(line.rpartition(" ")[2])
     return found
 
 
 def _all_up(server: Server) -> bool:
-    text = httpx.get(server.url + "/metrics").text
+    text = httpx.get(server.url + "/metrics", timeout=60).text
     return all(f'rwkv:engine_up{{engine="{name}"}} 1.0' in text for name in ENGINES)
 
 

@@ -120,7 +120,9 @@ def test_a_turn_ends_with_its_commit_and_a_stream_is_traced(traced: Server, coll
     trace = "1" * 32
     body = {"contents": [f"User: {SECRET}\n\nAssistant:"], "session_id": "s", "max_tokens": 4, "stream": True}
     headers = {"traceparent": f"00-{trace}-{PARENT}-01"}
-    with httpx.stream("POST", f"{traced.url}/state/chat/completions", json=body, headers=headers) as stream:
+    with httpx.stream(
+        "POST", f"{traced.url}/state/chat/completions", json=body, headers=headers, timeout=60
+    ) as stream:
         assert list(events(stream))[-1] == "[DONE]"
     until(lambda: "commit" in collector.of(trace))
     assert set(collector.of(trace)) == {"chat rwkv7-demo", "queue", "prefill", "decode", "commit"}
@@ -150,6 +152,8 @@ def test_a_client_that_leaves_ends_its_spans(traced: Server, collector: Collecto
     trace = "5" * 32
     body = CHAT | {"max_tokens": 100_000, "stream": True, "ignore_eos": True, "stop_tokens": []}
     headers = {"traceparent": f"00-{trace}-{PARENT}-01"}
-    with httpx.stream("POST", f"{traced.url}/v1/chat/completions", json=body, headers=headers) as stream:
+    with httpx.stream(
+        "POST", f"{traced.url}/v1/chat/completions", json=body, headers=headers, timeout=60
+    ) as stream:
         next(events(stream))
     until(lambda: "chat rwkv7-demo" in collector.of(trace))

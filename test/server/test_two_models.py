@@ -43,7 +43,7 @@ def both(random_file: Path) -> Iterator[Server]:
 
 def test_each_answers_as_itself(both: Server, server: Server):
     url = f"{both.url}/v1/chat/completions"
-    names = [model["id"] for model in httpx.get(f"{both.url}/v1/models").json()["data"]]
+    names = [model["id"] for model in httpx.get(f"{both.url}/v1/models", timeout=60).json()["data"]]
     assert names == ["rwkv7-demo", "wild"]
     demo, wild = (httpx.post(url, json=CAPITAL | {"model": name}, timeout=60) for name in names)
     single = httpx.post(f"{server.url}/v1/chat/completions", json=CAPITAL, timeout=60)
@@ -57,10 +57,15 @@ def test_each_answers_as_itself(both: Server, server: Server):
 
 def test_each_has_its_sessions_in_a_file_of_its_own(both: Server):
     turn = {"session_id": "s", "contents": ["User: Hi\n\nAssistant:"], **GREEDY}
-    assert httpx.post(f"{both.url}/state/chat/completions", json=turn | {"model": "wild"}).status_code == 200
+    assert (
+        httpx.post(
+            f"{both.url}/state/chat/completions", json=turn | {"model": "wild"}, timeout=60
+        ).status_code
+        == 200
+    )
 
     def sessions(**fields) -> list[str]:
-        found = httpx.post(f"{both.url}/state/status", json=fields).json()["sessions"]
+        found = httpx.post(f"{both.url}/state/status", json=fields, timeout=60).json()["sessions"]
         return [session["session_id"] for session in found]
 
     assert (sessions(model="wild"), sessions()) == (["s"], [])
@@ -76,7 +81,7 @@ def test_a_swap_while_a_stream_runs(both: Server, random_file: Path):
     with ThreadPoolExecutor() as pool:
         running = pool.submit(native_stream, url, body)
         cut = httpx.post(
-            f"{both.url}/loadmodel", json={"model_filename": "cut.pth", "model_viewname": "wild"}
+            f"{both.url}/loadmodel", json={"model_filename": "cut.pth", "model_viewname": "wild"}, timeout=60
         )
         assert cut.status_code == 400 and "cut.pth" in cut.json()["error"]
         load = {"model_filename": "next.pth", "model_viewname": "wild"}
@@ -88,9 +93,9 @@ def test_a_swap_while_a_stream_runs(both: Server, random_file: Path):
     assert not alone.startswith(after.json()["choices"][0]["message"]["content"])
     remove = {"model_viewname": "wild"}
     until(lambda: httpx.post(f"{both.url}/removemodel", json=remove, timeout=60).status_code != 409)
-    gone = httpx.post(url, json=CAPITAL | {"model": "wild"})
+    gone = httpx.post(url, json=CAPITAL | {"model": "wild"}, timeout=60)
     assert gone.status_code == 404 and "rwkv7-demo" in gone.json()["error"]["message"]
-    only = httpx.post(f"{both.url}/removemodel", json={})
+    only = httpx.post(f"{both.url}/removemodel", json={}, timeout=60)
     assert only.status_code == 400 and "only model" in only.json()["error"]
 
 

@@ -394,7 +394,7 @@ def test_an_outcome_that_cannot_be_handed_on_holds_no_other_up(host: ThreadHost)
 
     client.put([StoreDocument("d", 1.5, b"")], broken)
     client.put([StoreDocument("e", 1.5, b"")], lambda *outcome: outcomes.put(outcome))
-    removed, error = outcomes.get(timeout=10)
+    removed, error = outcomes.get(timeout=60)
     assert isinstance(removed, Removed) and error is None
     client.close()
 
@@ -403,7 +403,7 @@ def test_a_link_that_has_ended_stores_nothing_and_says_so(host: ThreadHost) -> N
     client, outcomes = Link(host.address, lambda: None), queue.SimpleQueue()
     client.close()
     client.put([StoreDocument("d", 1.5, b"")], lambda *outcome: outcomes.put(outcome))
-    assert isinstance(outcomes.get(timeout=10)[1], StoreError)
+    assert isinstance(outcomes.get(timeout=60)[1], StoreError)
 
 
 @pytest.fixture

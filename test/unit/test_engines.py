@@ -104,7 +104,7 @@ def test_rows_are_spread_and_come_back_by_their_numbers(host: Host):
         engine.send(Accepted(part.id, [len(prompt) for prompt in part.prompts]))
         deltas = [end(row, text) for row, text in zip(part.row_numbers, part.prompts, strict=True)]
         engine.send(Progress(part.id, deltas))
-    asyncio.run(asyncio.wait_for(job.accepted(), 5))
+    asyncio.run(asyncio.wait_for(job.accepted(), 30))
     assert job.acceptance.prompt_tokens == [1, 2, 3, 4, 5]
     assert read_all(job) == dict(enumerate(["a", "bb", "ccc", "dddd", "eeeee"]))
 
@@ -137,7 +137,7 @@ def test_a_refusal_of_one_engine_ends_the_rows_of_the_others(host: Host):
     first, second = (engine.receive() for engine in host.engines)
     host.engines[0].send(Rejected(first.id, "overloaded", "full"))
     with pytest.raises(RequestRejected, match="full"):
-        asyncio.run(asyncio.wait_for(job.accepted(), 5))
+        asyncio.run(asyncio.wait_for(job.accepted(), 30))
     assert host.engines[1].receive() == Cancel(second.id)
 
 
@@ -187,7 +187,7 @@ def test_a_turn_runs_again_only_if_it_was_not_stored(host: Host, changed: bool):
     job = host.wire.submit(request("a", turn=SessionTurn(source="s", target="s")))
     engine, other = host.engines[home], host.engines[1 - home]
     engine.send(Accepted(engine.receive().id, [1], target="s"))
-    asyncio.run(asyncio.wait_for(job.accepted(), 5))
+    asyncio.run(asyncio.wait_for(job.accepted(), 30))
     host.wire.lose(home, "gone")
     asked = asked_for_the_session(other)
     assert (asked.key, asked.limit) == ("s", 0)
@@ -222,7 +222,7 @@ async def answer_each(host: Host, command, *answers) -> CommandReply:
     for engine, answer in answers:
         got = await asyncio.to_thread(host.engines[engine].receive)
         host.engines[engine].send(answer(got.id) if callable(answer) else answer)
-    return await asyncio.wait_for(asked, 5)
+    return await asyncio.wait_for(asked, 30)
 
 
 def answered(host: Host, command, *answers) -> CommandReply:

@@ -115,7 +115,7 @@ def test_each_session_goes_on_from_its_tokens(seed, runner, tmp_path, monkeypatc
     for key in KEYS:
         mixed.command(DeleteSession, key)
     while not mixed.all_slots_are_free():  # what is being copied is not
-        assert mixed.driver.woken.wait(10), "a slot has been lost"
+        assert mixed.driver.woken.wait(60), "a slot has been lost"
         mixed.driver.step()
     for driver in (plain, mixed.driver):
         driver.engine.close()

@@ -54,8 +54,9 @@ def test_one_that_cannot_start_leaves_nothing_and_is_started_later(
     assert not started and later.due == 0.0
     for each in threading.enumerate():
         if each.name == "pipe":
-            each.join(10)
-    assert (threading.active_count(), open_files()) == (before, files)
+            each.join(60)
+    # What earlier tests have left may end meanwhile.
+    assert threading.active_count() <= before and open_files() <= files
     later.look()
     (engine,) = started
     assert engine.control.recv() == "here" and later.due is None

@@ -163,4 +163,4 @@ def test_a_client_that_leaves_frees_its_row(front: FrontendProcess, stream: bool
     with front.client() as http, http.stream("POST", "/v1/messages", json=body, headers=headers) as reply:
         assert reply.status_code == 200
     request = front.engine.requests[-1]
-    assert front.engine.wait_for(lambda: request.id in front.engine.cancelled, 10)
+    assert front.engine.wait_for(lambda: request.id in front.engine.cancelled, 30)

@@ -71,7 +71,7 @@ def test_a_row_that_is_cancelled_ends_in_the_engine_too(monkeypatch):
     class Waiting(Job):
         def read(self, timeout: float):
             loop.call_soon_threadsafe(row.cancel)
-            assert read.wait(10)
+            assert read.wait(60)
             return []
 
     def cancel(name: str) -> None:

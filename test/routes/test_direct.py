@@ -69,5 +69,5 @@ def test_a_reply_that_gets_no_thread_is_an_error(monkeypatch: pytest.MonkeyPatch
     assert guard.released == [old.note] and not guard.taken
     for thread in threading.enumerate():
         if thread.name == "direct":
-            thread.join(10)
+            thread.join(60)
     assert stream.closed

@@ -99,7 +99,7 @@ def test_a_lost_engine_fails_what_runs_and_can_come_back():
     with FrontendProcess() as process, ThreadPoolExecutor() as pool:
         waiting = pool.submit(process.http.post, V1, json={"contents": ["hang"]})
         assert process.engine.wait_for(
-            lambda: any(r.prompts == ["hang"] for r in process.engine.requests), 10
+            lambda: any(r.prompts == ["hang"] for r in process.engine.requests), 30
         )
         with streaming(process, "trickle") as lines:
             next(lines)
@@ -125,8 +125,7 @@ def test_a_client_that_leaves_frees_its_rows(server, stream, prompt):
         assert b"200 OK" in client.recv(4096)
         request = server.engine.request(prompt)
         assert request.id not in server.engine.cancelled
-    decoding = stream and prompt != "hang"
-    assert server.engine.wait_for(lambda: request.id in server.engine.cancelled, 1.0 if decoding else 3.0)
+    assert server.engine.wait_for(lambda: request.id in server.engine.cancelled, 30)
 
 
 def test_a_client_that_stops_reading_frees_its_rows():
@@ -145,7 +144,7 @@ def test_a_client_that_stops_reading_frees_its_rows():
         client.sendall(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         )
-        assert process.engine.wait_for(lambda: bool(process.engine.cancelled), 15)
+        assert process.engine.wait_for(lambda: bool(process.engine.cancelled), 30)
         assert process.logs(lambda text: "client stopped taking" in text)
 
 
@@ -170,7 +169,7 @@ def test_heartbeats_while_there_is_nothing_to_say(server):
 def test_a_slow_failure_is_told_in_the_body(server):
     with FrontendProcess() as process, ThreadPoolExecutor() as pool:
         answer = pool.submit(process.http.post, "/v1/completions", json={"prompt": "hang"})
-        assert process.engine.wait_for(lambda: bool(process.engine.requests), 10)
+        assert process.engine.wait_for(lambda: bool(process.engine.requests), 30)
         with streaming(process, "hang") as lines:  # by its first heartbeat the reply above has begun as well
             next(lines)
             process.control.send(EngineLost())
@@ -250,7 +249,7 @@ def test_drain_finishes_what_is_live_and_takes_nothing_new():
             assert int(refused.headers["retry-after"]) > 0
             text = "".join(lines)
         assert text.endswith("data: [DONE]")
-        process.process.join(10)
+        process.process.join(60)
         assert process.process.exitcode == 0
 
 
@@ -258,7 +257,7 @@ def test_drain_has_a_deadline():
     with FrontendProcess() as process, streaming(process, "hang") as lines:
         next(lines)
         process.control.send(Drain(0.2))
-        process.process.join(10)
+        process.process.join(60)
         assert process.process.exitcode == 0
 
 
@@ -268,14 +267,14 @@ def test_signals_are_left_to_the_supervisor_whose_end_is_the_end():
             os.kill(process.process.pid, number)
         assert post(process, "still here").status_code == 200
         process.control.close()
-        process.process.join(10)
+        process.process.join(60)
         assert not process.process.is_alive()
 
 
 def test_an_abort_costs_one_front_end_only(server):
     with FrontendProcess(engine=server.engine, name="second") as victim:
         os.kill(victim.process.pid, signal.SIGABRT)
-        victim.process.join(10)
+        victim.process.join(60)
         assert victim.process.exitcode == -signal.SIGABRT
     assert post(server, "unharmed").json()["choices"][0]["message"]["content"] == "unharmed"
     with FrontendProcess(engine=server.engine, port=victim.port, name="third") as successor:
@@ -292,7 +291,7 @@ def test_an_abort_of_one_of_two_front_ends_leaves_the_port_and_the_streams_of_th
             beats.append(stack.enter_context(client.stream("POST", V1, json=ask)).iter_raw())
             next(beats[-1])
         os.kill(victim.process.pid, signal.SIGABRT)
-        victim.process.join(10)
+        victim.process.join(60)
         for _ in range(8):
             with server.client() as http:
                 assert http.get("/health").status_code == 200

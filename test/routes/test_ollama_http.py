@@ -204,7 +204,7 @@ def test_a_client_that_leaves_frees_its_row(front: FrontendProcess, stream: bool
     with front.client() as http, http.stream("POST", "/api/chat", json=body, headers=BEARER) as reply:
         assert reply.status_code == 200
     request = front.engine.requests[-1]
-    assert front.engine.wait_for(lambda: request.id in front.engine.cancelled, 10)
+    assert front.engine.wait_for(lambda: request.id in front.engine.cancelled, 30)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])

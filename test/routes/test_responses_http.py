@@ -312,7 +312,7 @@ def test_a_client_that_leaves_frees_its_row(front: FrontendProcess, stream: bool
     with front.client() as http, http.stream("POST", "/v1/responses", json=body) as answer:
         assert answer.status_code == 200
     request = front.engine.requests[-1]
-    assert front.engine.wait_for(lambda: request.id in front.engine.cancelled, 10)
+    assert front.engine.wait_for(lambda: request.id in front.engine.cancelled, 30)
 
 
 def test_what_the_engine_refuses_has_its_status(front: FrontendProcess):
@@ -367,7 +367,7 @@ def test_a_response_that_ends_while_the_server_drains_is_kept(tmp_path: Path):
         ThreadPoolExecutor() as pool,
     ):
         answer = pool.submit(process.http.post, "/v1/responses", json={"input": "!late"})
-        assert engine.wait_for(lambda: len(engine.requests) == 1, 10)
+        assert engine.wait_for(lambda: len(engine.requests) == 1, 30)
         process.control.send(Drain(20))
         made = answer.result()
         assert made.status_code == 200 and made.json()["status"] == "completed"

@@ -13,7 +13,7 @@ from odd_requests import request, sized
 
 LIMITS = {
     "header_timeout": 0.4,
-    "body_timeout": 0.4,
+    "body_timeout": 2.0,  # a busy machine may stop a client, or the server, for a second
     "keep_alive_timeout": 0.4,
     "send_timeout": 0.8,
     "plain_seconds": 5.0,  # nothing is sent before a reply is complete
@@ -32,7 +32,7 @@ def hasty() -> Iterator[FrontendProcess]:
 
 def connect(process: FrontendProcess) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", process.port))
-    connection.settimeout(20)  # a deadline, not a wait
+    connection.settimeout(60)  # a deadline, not a wait
     return connection
 
 
@@ -83,7 +83,7 @@ def test_what_comes_slowly_but_steadily_is_taken(hasty: FrontendProcess):
     data = sized(body("x" * 3000))
     with connect(hasty) as client:
         for at in range(0, len(data), 200):
-            assert not select.select([client], [], [], 0.05)[0]  # the pace of the client
+            assert not select.select([client], [], [], 0.15)[0]  # the pace of the client
             client.sendall(data[at : at + 200])
         assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
 
@@ -178,7 +178,7 @@ def test_who_reads_nothing_is_let_go(hasty: FrontendProcess, version: str):
         client.sendall(sized(flood, version=version))
         assert client.recv(1000)
         wanted = hasty.engine.requests[-1].id
-        assert hasty.engine.wait_for(lambda: wanted in hasty.engine.cancelled, 10)
+        assert hasty.engine.wait_for(lambda: wanted in hasty.engine.cancelled, 30)
         ended = select.poll()
         ended.register(client, 0)  # a reset, and no end that must be read
         assert ended.poll(20_000)
@@ -190,7 +190,7 @@ def test_a_client_that_resets_frees_its_rows(hasty: FrontendProcess):
         assert client.recv(1000)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     wanted = hasty.engine.request("hang and reset").id
-    assert hasty.engine.wait_for(lambda: wanted in hasty.engine.cancelled, 10)
+    assert hasty.engine.wait_for(lambda: wanted in hasty.engine.cancelled, 30)
 
 
 def test_a_new_client_takes_the_place_of_a_silent_one():

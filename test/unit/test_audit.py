@@ -114,7 +114,7 @@ def test_a_full_disk_loses_no_line_and_nobody_waits(file, monkeypatch, caplog):
     monkeypatch.setattr(audit, "RETRY_SECONDS", 0.01)
     log = AuditLog(file)
     log.add({"id": "a"})
-    assert full_seen.wait(10)
+    assert full_seen.wait(60)
     log.add({"id": "b"})
     full.set()
     log.close()
@@ -126,7 +126,7 @@ def test_a_full_disk_loses_no_line_and_nobody_waits(file, monkeypatch, caplog):
 def test_lines_that_do_not_fit_in_memory_are_counted(file, monkeypatch):
     monkeypatch.setattr(audit, "MOST_WAITING", 2)
     held, wrote = threading.Event(), os.write
-    monkeypatch.setattr(audit.os, "write", lambda *given: held.wait(10) and wrote(*given))
+    monkeypatch.setattr(audit.os, "write", lambda *given: held.wait(60) and wrote(*given))
     log = AuditLog(file)
     for number in range(6):
         log.add({"id": number})
@@ -155,7 +155,7 @@ def test_a_full_disk_has_few_lines_made_anew(file, monkeypatch):
     log = AuditLog(file)
     for number in range(9):
         log.add({"id": number})
-    assert tried.wait(10)
+    assert tried.wait(60)
     room.set()
     log.close()
     assert max(sizes) <= 2 and check(file)[0] == 9

@@ -297,7 +297,7 @@ def test_a_batch_that_is_cancelled_while_its_lines_are_checked_ends(store: Batch
         if not checking.is_set():
             checking.set()
             front_end.change(name, ("validating",), "cancelling")
-            ended.wait(10)
+            ended.wait(60)
         return 3, []
 
     def until() -> bool:

@@ -167,7 +167,7 @@ def test_a_ledger_may_be_asked_while_it_counts(file, ledgers):
 
     counting = threading.Thread(target=ledgers[0].spend, args=(more(),), daemon=True)
     counting.start()
-    counting.join(10)
+    counting.join(60)
     assert not counting.is_alive()
     refused(ledgers[1], key)
 

@@ -187,9 +187,11 @@ static int file_fails(int kind, int fd) { return faults && is(fd, WATCHED) && fa
 /* How much of a write goes well, as of a disk that is full after it. */
 static size_t part_of(int fd, size_t size) {
     if (!faults || !is(fd, WATCHED) || size < 2 || !fails(PARTS, NULL, fd)) return size;
+    int32_t armed = PARTS;
+    if (__atomic_load_n(&faults->kind, __ATOMIC_ACQUIRE) != armed) return size / 2; /* disarmed meanwhile */
     faults->left = 0;
     faults->times = 1;
-    __atomic_store_n(&faults->kind, WRITES, __ATOMIC_RELEASE);
+    __atomic_compare_exchange_n(&faults->kind, &armed, WRITES, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
     return size / 2;
 }
 

@@ -95,6 +95,7 @@ class Scenario:
         self.doubtful: dict[
             str, tuple[Turns | None, str]
         ] = {}  # what else a session may be, and what was said
+        self.unknown: set[str] = set()  # other sessions, which may be anything
         self.generated: set[str] = set()  # ids of requests that were answered whole
         self.asked = 0  # requests that may have been counted
         self._paths = set[str]()  # that were asked for since all that steps have stored was removed
@@ -277,7 +278,10 @@ class Scenario:
         wrong = self.check_stored(self.sessions.keys() | self.doubtful.keys())
         if whole:
             self._check_log()
-        self._tidy_up(whole)
+        try:
+            self._tidy_up(whole)
+        except (Wrong, AssertionError) as failure:
+            wrong.append(str(failure) or repr(failure))
         return wrong + (self.left_behind() if self._before else [])
 
     def check_stored(self, keys: Iterable[str]) -> list[str]:
@@ -311,8 +315,8 @@ class Scenario:
     def _tidy_up(self, whole: bool) -> None:
         """Remove all that steps have stored, which what they were refused may have kept them from."""
         boss = {"Authorization": f"Bearer {self.keys['boss']}"}
-        for key in [*self.sessions, *self.doubtful]:
-            self.forget(key)
+        for key in {*self.sessions, *self.doubtful, *self.unknown}:
+            self._forget(key)
         for name in self.responses:
             self.http.delete(f"/v1/responses/{name}")
         if self._touched(whole, "/v1/batches"):
@@ -348,11 +352,14 @@ class Scenario:
     def _listed(self, path: str) -> list[dict[str, Any]]:
         return list(self.http.get(path).json()["data"])
 
-    def forget(self, key: str) -> None:
-        """Delete a session, which may be gone."""
-        self.http.post("/state/delete", json={"session_id": key})
+    def _forget(self, key: str) -> None:
+        """Delete a session, which may be gone, when nothing fails. Raises Wrong."""
+        reply = self.http.post("/state/delete", json={"session_id": key})
+        if reply.status_code not in (200, 404):
+            raise Wrong(f"{key} cannot be deleted: {reply.status_code} {reply.text[:300]}")
         self.sessions.pop(key, None)
         self.doubtful.pop(key, None)
+        self.unknown.discard(key)
 
     def note(self) -> None:
         """What is open and what is on the disk by now may stay."""

@@ -19,6 +19,7 @@ POINTS = (
     ("turns", Call.WRITE, ENOSPC, "sessions.db-wal", 3),
     ("turns", Call.PART, ENOSPC, "sessions.db-wal", 0),
     ("turns", Call.SYNC, EIO, "sessions.db-wal", 1),
+    ("dropped", Call.SYNC, EIO, "sessions.db-wal", 2),  # of what was deleted in its turn
     ("export", Call.OPEN, EMFILE, ".part", 0),  # the state of a session that is imported
     ("export", Call.SYNC, EIO, "sessions.db.images", 0),
     ("files", Call.OPEN, EMFILE, "batches/file-", 0),

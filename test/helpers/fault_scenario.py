@@ -392,7 +392,7 @@ class Scenario:
                 found[role] += Counter(map(self._plain, _open_files(pid)))
         found["the server"] = Counter({"processes": len(_children(self.server.process.pid))})
         found["the engine"] = self._counted()
-        found["the database"] = self._rows()
+        found["the database"] = self.rows()
         names = (str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
         found["the disk"] = Counter(name for name in names if not KEPT.fullmatch(name))
         if not self.restarted:
@@ -411,7 +411,7 @@ class Scenario:
             held.update({f"sessions in {tier}": number for tier, number in model["sessions"].items()})
         return held
 
-    def _rows(self) -> Counter[str]:
+    def rows(self) -> Counter[str]:
         """Rows of the SQLite file of sessions: no text of one that is deleted may stay."""
         file = self.folder / "sessions.db"
         if not file.exists():

@@ -100,16 +100,17 @@ def delete(place: Scenario) -> None:
 
 def dropped(place: Scenario) -> None:
     """A session is deleted while a turn of it runs, which keeps what it goes on from until it ends."""
-    key = place.name("dropped")
+    key, before = place.name("dropped"), place.rows()
     place.say(key, "My name is Ben.")
     body = GREEDY | {"contents": ["Tell me a story."], "session_id": key, "max_tokens": 12, "chunk_size": 1}
     events = place.stream("/state/chat/completions", body)
     next(events)
-    place.unknown.add(key)  # the turn may store it again
+    place.unknown.add(key)  # until it is known to be gone
     place.change(key, None, lambda: place.ask("POST", "/state/delete", {"session_id": key}))
-    with suppress(Refused):  # it was changed meanwhile
+    with suppress(Refused):
         for _ in events:
             pass
+    until(lambda: place.rows() <= before, SETTLED)
 
 
 def export(place: Scenario) -> None:

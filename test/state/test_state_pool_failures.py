@@ -6,12 +6,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from pools import SLOTS, Bench, after
 
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import Collect, Operation, PutSession, Removed, StoreDocument
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.sql import tables
+from rwkv_batch.state.starts.contents import StartContents
 
 BEGINNING = bytes(16)
 
@@ -19,6 +21,12 @@ BEGINNING = bytes(16)
 def seen(*tokens: int) -> bytes:
     """The state after these tokens."""
     return after(BEGINNING, tokens)
+
+
+def full_disk() -> sqlite3.Error:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
 
 
 class FullDisk:
@@ -32,9 +40,7 @@ class FullDisk:
             apply(operation, connection, removed)
             big = isinstance(operation, PutSession) and operation.session.key == "big"
             if big or (self.full and isinstance(operation, Collect | PutSession | StoreDocument)):
-                error = sqlite3.OperationalError("database or disk is full")
-                error.sqlite_errorcode = sqlite3.SQLITE_FULL
-                raise error
+                raise full_disk()
 
         def failing_write(*arguments) -> None:
             if self.full:
@@ -239,6 +245,39 @@ def test_what_was_deleted_in_its_turn_goes_from_a_disk_that_was_full_then(
     bench.turn("b", [2])
     assert bench.look("b") == seen(2)
     bench.close()
+
+
+@pytest.mark.parametrize("fails", ["image", "description"])
+def test_a_start_state_that_cannot_be_stored_leaves_the_one_before(
+    path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    bench, write, apply = Bench(path), images.write, tables.apply
+    zeros = StartContents(torch.zeros(1, 2, 64), torch.zeros(1, 1, 64, 64), None, b"start".ljust(16))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def applied(operation: Operation, connection: sqlite3.Connection, removed: Removed) -> None:
+        apply(operation, connection, removed)
+        if isinstance(operation, StoreDocument):
+            raise full_disk()
+
+    assert bench.do(bench.pool.starts.put, "old", lambda: zeros, b"one").error is None
+    if fails == "image":
+        monkeypatch.setattr(images, "write", full)
+    else:
+        monkeypatch.setattr(tables, "apply", applied)
+    for name in ("old", "new"):
+        assert bench.do(bench.pool.starts.put, name, lambda: zeros, b"two").error
+    monkeypatch.setattr(images, "write", write)
+    monkeypatch.setattr(tables, "apply", apply)
+    bench.settle()
+    bench.close()
+    again = Bench(path)
+    assert again.pool.starts.names() == ["old"] and again.pool.starts.find("old").description == b"one"
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT count(*) FROM documents").fetchone() == (1,)
+    again.close()
 
 
 def destroy_database(path: Path, connections: list[sqlite3.Connection]) -> None:

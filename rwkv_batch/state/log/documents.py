@@ -52,6 +52,10 @@ class Documents:
 
         self._writer.put([RemoveDocuments([key])], committed)
 
+    def drop(self, key: str) -> None:
+        """Remove it, which nobody waits for: it is tried until it succeeds."""
+        self._writer.put([RemoveDocuments([key])], lambda removed, error: None, retry=True)
+
     def keys(self, prefix: str, done: Callable[[list[str], str | None], None]) -> None:
         """`done` gets the keys that begin with `prefix`, which is not empty, in their order."""
         list_keys = partial(self._store.document_keys, prefix)

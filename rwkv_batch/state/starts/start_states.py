@@ -23,6 +23,7 @@ from rwkv_batch.state.entries import (
     ANY,
     EMPTY_DIGEST,
     HIDDEN,
+    UNKNOWN,
     Done,
     Head,
     Session,
@@ -120,8 +121,16 @@ class StartStates:
             contents, image, model = found
             turn = replace(self._parts.log.unknown_past(0, model), digest=contents.digest)
             announce = partial(self._announce, at, turn, image, description, contents.offsets, stored)
+
+            def described(error: str | None) -> None:  # which it may not be without either
+                if error:
+                    stored(error)
+                else:
+                    announce()
+
+            describe = partial(self._parts.documents.put, at.key, description, described)
             if contents.offsets is None:
-                announce()
+                describe()
                 return
             digest = contents.offsets.digest
             self._coming.append(digest)
@@ -131,7 +140,7 @@ class StartStates:
                 if error:
                     stored(error)
                 else:
-                    announce()
+                    describe()
 
             self._parts.documents.put(OFFSETS + digest, contents.offsets.data, stored_offsets)
 
@@ -164,7 +173,7 @@ class StartStates:
                 self._starts = gone | self._starts
             for name, start in gone.items() if not error else ():
                 if name not in self._starts:  # again
-                    self._parts.documents.remove(KEY + name, lambda count, error: None)
+                    self._parts.documents.drop(KEY + name)
                 self._forget_offsets(start)
             done(0 if error else len(gone), message(error))
 
@@ -183,6 +192,7 @@ class StartStates:
                 self._parts.documents.put(OFFSETS + offsets.digest, offsets.data, lambda error: None)
             turn = replace(self._parts.log.unknown_past(0, model), id=head.turn, digest=head.digest)
             at = SessionAt(KEY + start.name, ANY)
+            self._parts.documents.put(at.key, start.description, lambda error: None)
             self._announce(at, turn, start.image, start.description, offsets, lambda error: None)
 
     def _announce(
@@ -195,7 +205,6 @@ class StartStates:
         done: Done,
     ) -> None:
         name = at.key.removeprefix(KEY)
-        self._parts.documents.put(at.key, description, lambda error: None)
         session = self._parts.log.announce(at, [turn], imaged=0)
         self._parts.images.hold(turn.id, image)
         before = self._starts.get(name)
@@ -206,17 +215,26 @@ class StartStates:
                 del self._starts[name]
                 if before:
                     self._starts[name] = before
+                if UNKNOWN not in error:
+                    self._describe_again(name, before)
             elif not error and before:
                 self._forget_offsets(before)
             done(error)
 
         self._store_with_state(session, [turn], session.head, stored, image)
 
+    def _describe_again(self, name: str, start: StoredStart | None) -> None:
+        """Another one of the name, which has been described already, could not be stored."""
+        if start:
+            self._parts.documents.put(KEY + name, start.description, lambda error: None)
+        else:
+            self._parts.documents.drop(KEY + name)
+
     def _forget_offsets(self, start: StoredStart) -> None:
         """Of one that is gone, if no other has the same."""
         used = [other.offsets.digest for other in self._starts.values() if other.offsets]
         if start.offsets and start.offsets.digest not in used + self._coming:
-            self._parts.documents.remove(OFFSETS + start.offsets.digest, lambda count, error: None)
+            self._parts.documents.drop(OFFSETS + start.offsets.digest)
 
     def _image(self, contents: StartContents) -> Tensor:
         """A snapshot."""

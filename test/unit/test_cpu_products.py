@@ -188,7 +188,9 @@ def test_every_code_is_its_number(compiled):
 
 @pytest.mark.parametrize("kind", ["fp32", "fp16", "int8", *CALIBRATED, *IN_FP32])
 def test_a_row_has_the_same_product_beside_any_others(compiled, kind, threads):
+    """Also one of which few inputs are not zeros, as behind a ReLU: alone, their weights are not read."""
     weight, x = draw(200, 1030), draw(97, 1030, seed=1)
+    x[::2] *= draw(49, 1030, seed=2) > torch.linspace(0.9, 4.5, 49)[:, None]  # 82% of zeros, and all of them
     if kind == "int8":
         product = products.int8_linear(compiled, integers(200, 1030), draw(200).abs())
     elif kind in CALIBRATED:

@@ -149,7 +149,8 @@ def test_responses_of_another_key_are_not_found(keyed):
 def test_a_paused_request_is_resumed_by_its_key_only(keyed):
     secrets = [keyed.key(name) for name in ("pauser", "thief")]
     owner, thief = ({"authorization": f"Bearer {secret}"} for secret in secrets)
-    body = {"contents": ["User: Count.\n\nAssistant:"], "stop_tokens": [], "max_tokens": 200, "stream": True}
+    # long enough for three requests meanwhile
+    body = {"contents": ["User: Count.\n\nAssistant:"], "stop_tokens": [], "max_tokens": 600, "stream": True}
     named = {"x-request-id": "mine"}
 
     def post(path: str, headers: dict[str, str]) -> httpx.Response:
@@ -193,7 +194,7 @@ def test_an_asynchronous_client_that_has_its_rows_at_once(keyed):
         async with openai.AsyncOpenAI(base_url=f"{keyed.url}/v1", api_key=secret, max_retries=0) as client:
             made = [
                 client.completions.create(
-                    model="rwkv7-demo", prompt="Count:", max_tokens=60, n=2, logit_bias={"0": -100}
+                    model="rwkv7-demo", prompt="Count:", max_tokens=200, n=2, logit_bias={"0": -100}
                 )
                 for _ in range(8)
             ]

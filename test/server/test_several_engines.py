@@ -75,7 +75,7 @@ def test_draws_with_a_seed_do_not_depend_on_where_a_row_runs(host: Server):
 
 def test_a_request_that_is_spread_is_paused_and_resumed_as_one(host: Server):
     prompts = [f"User: Tell me {n} stories.\n\nAssistant:" for n in ("two", "three", "four")]
-    body = ENDLESS | {"contents": prompts, "max_tokens": 60, "use_prefix_cache": False}
+    body = ENDLESS | {"contents": prompts, "max_tokens": 120, "use_prefix_cache": False}
     expected = [c["message"]["content"] for c in post(host, "/v1/chat/completions", body)["choices"]]
     texts = dict.fromkeys(range(3), "")
     with httpx.stream(

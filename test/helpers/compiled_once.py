@@ -5,6 +5,11 @@ import subprocess
 from pathlib import Path
 
 from rwkv_batch.ops.compiled import kernel_cache, libraries
+from rwkv_batch.ops.cuda import build
+
+# What is compiled, and the architectures whose machine code is made of it: between the first three no source
+# distinguishes (test_what_sources_distinguish), and each front end takes as long as the rest.
+ARCHITECTURES = {"80": ("80", "86", "89"), "90a": ("90a",), "120": ("120",)}
 
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
@@ -36,3 +41,12 @@ def complaints(compiler: str, flags: list[str], file: Path, out: Path) -> str:
     noted.parent.mkdir(parents=True, exist_ok=True)
     noted.touch()
     return ""
+
+
+def complaints_of_any_architecture(nvcc: str, file: Path, out: Path) -> str:
+    """What nvcc says of a kernel's source for the GPUs of NVIDIA; see `complaints`."""
+    targets = [
+        f"-gencode=arch=compute_{first},code=[{','.join(f'sm_{arch}' for arch in made)}]"
+        for first, made in ARCHITECTURES.items()
+    ]
+    return complaints(nvcc, [*build.FLAGS, *targets, "--threads", "2", "-Werror", "all-warnings"], file, out)

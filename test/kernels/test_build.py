@@ -1,4 +1,4 @@
-"""The kernels compile for every architecture, also where there is no GPU."""
+"""How the kernels are built and where they are kept, also where there is no GPU."""
 
 import os
 import re
@@ -15,21 +15,6 @@ from compiled_once import complaints
 from rwkv_batch.model.cuda.steps.graphs import decode_sizes
 from rwkv_batch.ops.compiled import hip, kernel_cache, libraries
 from rwkv_batch.ops.cuda import build
-
-# What is compiled, and the architectures whose machine code is made of it: between the first three no source
-# distinguishes (test_what_sources_distinguish), and each front end takes as long as the rest.
-ARCHITECTURES = {"80": ("80", "86", "89"), "90a": ("90a",), "120": ("120",)}
-
-
-@pytest.mark.parametrize("file", build.sources(), ids=lambda file: file.stem)
-def test_every_file_compiles_for_every_architecture(file, tmp_path, nvcc):
-    targets = [
-        f"-gencode=arch=compute_{first},code=[{','.join(f'sm_{arch}' for arch in made)}]"
-        for first, made in ARCHITECTURES.items()
-    ]
-    flags = [*build.FLAGS, *targets, "--threads", "2", "-Werror", "all-warnings"]
-    wrong = complaints(nvcc, flags, file, tmp_path / "out.o")
-    assert not wrong, wrong
 
 
 class TestWhatHasCompiled:

@@ -1,6 +1,7 @@
 """Servers that several test files share; each starts when the first test asks for it."""
 
 import re
+import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import cache, partial
@@ -9,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+import certifi
 import cuda_gpu
 import fewer_cases
 import postgres_server
@@ -177,6 +179,21 @@ def unpacked_once() -> Iterator[None]:
         fresh = unpack.tensors()
         changed = [name for name, tensor in whole().items() if not torch.equal(tensor, fresh[name])]
         assert not changed, "somebody has written to what all share"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_read_once() -> Iterator[None]:
+    """httpx reads all certificates for every client, and for every call without one.
+
+    That takes 20 ms of CPU time, where no server of tests has a certificate of theirs.
+    """
+    make, usual = ssl.create_default_context, {"cafile": certifi.where()}
+    whole = cache(partial(make, **usual))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            ssl, "create_default_context", lambda **given: whole() if given == usual else make(**given)
+        )
+        yield
 
 
 @pytest.fixture(scope="module")

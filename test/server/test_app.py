@@ -16,6 +16,7 @@ from checkpoints import write_pth
 from serving import ROOT, Server, free_port, until
 
 import rwkv_batch
+from app import parse
 from rwkv_batch.bundled import unpack
 
 
@@ -41,8 +42,6 @@ def app(*args: str, tmp: Path) -> subprocess.CompletedProcess:
         (["--port", "0"], "--port"),
         (["--port", "http"], "--port"),
         (["--host", "no such host"], "--host no such host"),
-        (["--models", "/nowhere"], "error: --models /nowhere is no folder"),
-        (["--models", __file__], f"error: --models {__file__} is no folder"),
         (["--state-db", ""], "--state-db"),
         (["--max-rows", "0"], "--max-rows"),
         (["--max-rows", "many"], "--max-rows"),
@@ -61,7 +60,22 @@ def app(*args: str, tmp: Path) -> subprocess.CompletedProcess:
         (["--model", "x", "--no-such-flag"], "--no-such-flag"),
     ],
 )
-def test_a_wrong_flag_is_named(args: list[str], names: str, tmp_path: Path):
+def test_a_wrong_flag_is_named(args: list[str], names: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        parse(args)
+    assert end.value.code == 2
+    assert names in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "args, names",
+    [
+        (["--max-rows", "0"], "--max-rows"),
+        (["--models", "/nowhere"], "error: --models /nowhere is no folder"),
+        (["--models", __file__], f"error: --models {__file__} is no folder"),
+    ],
+)
+def test_a_wrong_flag_ends_the_process(args: list[str], names: str, tmp_path: Path):
     done = app(*args, tmp=tmp_path)
     assert done.returncode == 2
     assert names in done.stderr and "Traceback" not in done.stderr
@@ -214,15 +228,13 @@ def answered(command: str) -> str:
     return json.loads(done.stdout)["choices"][0]["message"]["content"]
 
 
-def test_the_start_ends_with_an_address_the_page_and_a_command_that_is_answered() -> None:
-    server = Server("--device", "cpu", "--frontends", "1")
+def test_the_start_ends_with_an_address_the_page_and_a_command_that_is_answered(server: Server) -> None:
     block = announced(server)
     assert re.findall(r"  (ready on|page) +(\S+)\n", block) == [
         ("ready on", server.url),
         ("page", f"{server.url}/"),
     ]
     assert answered(re.findall(r"  try +(.*)\n", block)[0])
-    assert server.stop() == 0
 
 
 def test_with_a_password_the_command_has_a_place_for_it() -> None:

@@ -13,8 +13,6 @@ from strange_files import STRANGE
 from rwkv_batch.bundled import unpack
 
 KINDS = ("a web page", "a Git LFS pointer", "nothing", "GGUF", "half a .pth", "pickle protocol 5", "objects")
-LAYERS = len({key.split(".")[1] for key in unpack.tensors() if key.startswith("blocks.")})
-WIDTH = unpack.tensors()["emb.weight"].shape[1]
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +60,18 @@ def test_what_is_no_file_of_tensors_is_the_fault_of_who_gives_it(http, folder, r
 
 
 def test_a_file_whose_tensors_were_being_trained_is_loaded(http, folder):
-    draw = torch.Generator().manual_seed(0)
+    draw, model = torch.Generator().manual_seed(0), unpack.tensors()
+    width = model["emb.weight"].shape[1]
+    layers = {key.split(".")[1] for key in model if key.startswith("blocks.")}
     state = {
-        f"blocks.{layer}.att.time_state": torch.randn(WIDTH // 64, 64, 64, generator=draw)
-        for layer in range(LAYERS)
+        f"blocks.{layer}.att.time_state": torch.randn(width // 64, 64, 64, generator=draw)
+        for layer in range(len(layers))
     }
     pair = {
-        "blocks.0.att.key.lora_A": torch.randn(4, WIDTH, generator=draw),
-        "blocks.0.att.key.lora_B": torch.randn(WIDTH, 4, generator=draw),
+        "blocks.0.att.key.lora_A": torch.randn(4, width, generator=draw),
+        "blocks.0.att.key.lora_B": torch.randn(width, 4, generator=draw),
     }
-    given = {"model.pth": unpack.tensors(), "state.pth": state, "adapter.pth": pair}
+    given = {"model.pth": model, "state.pth": state, "adapter.pth": pair}
     for name, tensors in given.items():
         buffer = io.BytesIO()
         torch.save({key: torch.nn.Parameter(tensor) for key, tensor in tensors.items()}, buffer)

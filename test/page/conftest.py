@@ -80,6 +80,9 @@ def watched(browser: Browser) -> Iterator[Watched]:
     pages = Watched(browser)
     yield pages
     for context in pages.contexts:
+        for page in context.pages:  # a request that a test answers may be under way
+            page.unroute_all(behavior="ignoreErrors")
+        context.unroute_all(behavior="ignoreErrors")
         context.close()
     assert pages.wrong == []
 

@@ -12,8 +12,9 @@ from fake_engine import INFO
 from frontend_process import FrontendProcess
 from msgspec import structs
 from page_steps import answer, names_like, send, show
-from playwright.sync_api import Page, expect
+from playwright.sync_api import APIResponse, Page, Route, expect
 from scripted_engine import SILENCE, ScriptedEngine
+from serving import until
 
 from rwkv_batch.wire.supervision import Serving
 
@@ -173,11 +174,14 @@ def test_a_server_that_goes_away_and_comes_back(page, engine, process):
 def test_a_message_that_is_sent_before_the_turns_have_come_stands_behind_them(page, engine):
     send(page, "hello")
     engine.answers["are you there"] = ["I am ", "here."]
-    late = []
-    page.route("**/state/history?*", lambda route: late.append((route, route.fetch())))
+    held: list[Route] = []
+    late: list[tuple[Route, APIResponse]] = []
+    page.route("**/state/history?*", lambda route: route.continue_() if late else held.append(route))
     with page.expect_request("**/state/history?*"):
         page.reload()
     page.get_by_role("textbox", name="Message").fill("are you there")
+    until(lambda: page.evaluate("true") and bool(held))
+    late += [(route, route.fetch()) for route in held]
     page.get_by_role("textbox", name="Message").press("Enter")
     for route, response in late:
         route.fulfill(response=response)

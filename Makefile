@@ -9,12 +9,14 @@ JOBS   ?= 2
 # Tests start hundreds of processes. Where the environment forbids bytecode, each of them would compile the product.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve test test-all test-engines check with-tools browser test-page fuzz test-gpu test-emulated emulated-gfx942 emulated-gfx1100 emulated-gfx1201 test-harness test-clients lint bench kernels sanitize hip-check check-deploy check-cluster clean
+.PHONY: serve test test-all test-others test-beside test-engines check with-tools browser test-page fuzz fuzz-minute test-gpu test-emulated emulated-gfx942 emulated-gfx1100 emulated-gfx1201 test-harness test-clients lint bench kernels sanitize hip-check check-deploy check-cluster clean
 
 serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
 
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# One thread a process. Those of tests that ask for more wait asleep: at a spin they take cores from the others.
+CALMLY := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+PYTEST := $(CALMLY) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed-dev  # what proves the server to its users; ARGS="test/unit": all tests that are named
 	$(PYTEST) $(if $(ARGS),$(ARGS),--quick)
@@ -27,11 +29,23 @@ CHEAP := test/server/test_pause.py test/test_openai_adapter.py
 test-engines: $(VENV)/.installed-dev
 	$(PYTEST) $(if $(ARGS),$(ARGS),--engines 2 $(CHEAP))
 
+# Tests that wait for nothing: make check runs them in one process behind what else runs beside the others, so
+# that both take about as long.
+BESIDE := test/unit test/state
+
 check:  # everything, as CI runs it; about 22 minutes on two cores
 	$(MAKE) --no-print-directory with-tools
-	$(MAKE) --no-print-directory -j2 test-all lint hip-check $(EMULATED_GPUS) test-engines
-	$(MAKE) --no-print-directory fuzz ARGS="--minutes 1"
+	$(MAKE) --no-print-directory -j2 test-others lint hip-check $(EMULATED_GPUS) test-engines fuzz-minute test-beside
 	$(MAKE) --no-print-directory check-cluster
+
+test-others: $(VENV)/.installed-dev
+	$(PYTEST) $(BESIDE:%=--ignore=%) $(ARGS)
+
+test-beside: $(VENV)/.installed-dev
+	$(PYTEST) -n 0 $(BESIDE) $(ARGS)
+
+fuzz-minute:
+	$(MAKE) --no-print-directory fuzz ARGS="--minutes 1"
 
 with-tools: $(VENV)/.installed-dev  # one after the other, as each may install something
 	$(BIN)/python deploy/check.py
@@ -76,7 +90,7 @@ test-gpu: $(VENV)/.installed-dev  # the tests that need a GPU; writes gpu-report
 	$(BIN)/python test/gpu_report.py $(ARGS)
 
 EMULATED_GPUS := emulated-gfx942 emulated-gfx1100 emulated-gfx1201
-EMULATED := $(BIN)/python -m pytest -m "gpu and not many_launches" --most-cases
+EMULATED := $(CALMLY) $(BIN)/python -m pytest -m "gpu and not many_launches" --most-cases
 WKV := test/kernels/test_wkv_prefill.py test/kernels/test_wkv_decode.py test/kernels/test_wkv_sequence.py test/kernels/test_wkv_flush.py test/kernels/test_wkv6.py
 MORE := test/kernels/test_gemm_codes.py test/kernels/test_decode_*.py test/kernels/test_block_gemms.py test/kernels/test_rwkv6_mix.py test/kernels/test_deep_embed.py test/kernels/test_sample_filter.py test/kernels/test_stages_cuda.py
 # The kernels for AMD GPUs on a CPU; needs a C++ compiler. Two of the three at once.

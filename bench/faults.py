@@ -61,8 +61,9 @@ def points(place: Scenario, faults: Faults, step: str, call: Call, error: int, m
         except (Wrong, AssertionError) as failure:
             wrong.append(str(failure) or repr(failure))
         fault = faults.disarm()
-        if fault and call is Call.UNLINK:  # the file is removed with the next one
-            place.run((STEPS | RESTARTS)[step])
+        if fault and call is Call.UNLINK:  # the file is removed with the next one of that process
+            for _ in range(4 ** (place.engines - 1)):
+                place.run((STEPS | RESTARTS)[step])
         wrong += place.check(whole=fault is None or bool(wrong))
         if fault is None:
             if said or wrong:

@@ -285,9 +285,10 @@ class Supervisor:
             return None
         match message:
             case LoadFailure(message=sentence):
-                if not (self._began and self._several):
+                if not self._began:
                     return refuse(sentence)
-                log.error("%s: %s", engine.name, sentence)  # it ends now
+                # It ends now, and is started again: what it lacks may be there soon, as open files.
+                log.error("%s: %s", engine.name, sentence)
             case DatabaseNeeded(path=path):
                 self._databases.need(path)
             case FrontendBroken(name=name):

@@ -281,9 +281,9 @@ STEPS: dict[str, Step] = {
 }
 
 
-def _killed(role: str) -> Step:
+def _killed(role: str, use: Step) -> Step:
     def step(place: Scenario) -> None:
-        """A process of that role is killed, and another one does its work soon."""
+        """A process of that role is killed, and another one does its work soon, which `use` needs."""
         found = place.server.children()
         name = next((name for name in found if name.startswith(role)), None)
         if name is None:  # one engine has no process that writes for it
@@ -292,10 +292,15 @@ def _killed(role: str) -> Step:
         until(lambda: not alive(found[name]), SETTLED)
         until(lambda: len(place.server.children()) == len(found), PATIENCE)
         until(lambda: place.ready, PATIENCE)
+        use(place)
 
     return step
 
 
 # Steps that take seconds: processes that begin, over what is on the disk.
-ROLES = {"front end": "frontend", "batches": "batches", "database": "sessions.db", "engine": "engine"}
-RESTARTS = {f"{what} restarted": _killed(role) for what, role in ROLES.items()}
+RESTARTS = {
+    "front end restarted": _killed("frontend", chat),
+    "batches restarted": _killed("batches", batch),
+    "database restarted": _killed("sessions.db", turns),
+    "engine restarted": _killed("engine", turns),
+}

@@ -9,7 +9,7 @@ from errno import EIO, EMFILE, ENOSPC
 
 import pytest
 from fault_scenario import Refused, Scenario, new_folder
-from fault_steps import STEPS
+from fault_steps import RESTARTS, STEPS
 from faults import Call, Faults
 from power_cut import missing
 from tools import absent
@@ -98,4 +98,13 @@ def test_a_session_of_a_state_alone_outlives_a_lack_of_open_files(place: Scenari
         place.say("alone", "What is my name?")
     assert faults.disarm()
     assert place.say("alone", "What is my name?")
+    assert place.check() == []
+
+
+def test_an_engine_that_lacks_a_file_as_it_starts_again_is_started_once_more(
+    place: Scenario, faults: Faults
+) -> None:
+    faults.arm(Call.OPEN, EMFILE, 0, "sessions.db.lock")
+    assert place.run(RESTARTS["engine restarted"]) == ""
+    assert faults.disarm()
     assert place.check() == []

@@ -196,37 +196,14 @@ def _messages(page: Page, msgspec: Any) -> None:
 def _torch(page: Page, module: ModuleType) -> None:
     """On this thread and on those that it starts from now on."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from new_tensors import NewTensors, starting_with
 
-    new = torch.ops.aten.lift_fresh.default
+    def reach() -> None:
+        page.reach("memory", lambda which: RuntimeError(HOST))
+        page.reach("device memory", lambda which: torch.cuda.OutOfMemoryError(DEVICE))
 
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            if page.memory[0] in (1, 2) and (func is new or _is_new(result, args)):
-                page.reach("memory", lambda which: RuntimeError(HOST))
-                page.reach("device memory", lambda which: torch.cuda.OutOfMemoryError(DEVICE))
-            return result
+    def mode() -> NewTensors:
+        return NewTensors(lambda: page.memory[0] in (1, 2), reach)
 
-    def _is_new(result: Any, arguments: Any) -> bool:
-        found = result[0] if isinstance(result, tuple | list) and result else result
-        if not isinstance(found, torch.Tensor):
-            return False
-        of = found.untyped_storage().data_ptr()
-        flat = [each for one in arguments for each in (one if isinstance(one, list | tuple) else [one])]
-        return all(each.untyped_storage().data_ptr() != of for each in flat if isinstance(each, torch.Tensor))
-
-    start = threading.Thread.start
-
-    def with_mode(thread: threading.Thread) -> None:
-        run = thread.run
-
-        def runs() -> None:
-            with Mode():
-                run()
-
-        thread.run = runs  # type: ignore[method-assign]
-        start(thread)
-
-    threading.Thread.start = with_mode  # type: ignore[method-assign]
-    Mode().__enter__()
+    threading.Thread.start = starting_with(mode)  # type: ignore[method-assign]
+    mode().__enter__()

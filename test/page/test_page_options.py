@@ -139,7 +139,7 @@ def test_a_text_file_goes_with_a_message(page, engine):
     expect(page.locator(".edit textarea")).to_have_value("What is in it?")
     page.locator(".edit textarea").fill("What else?")
     page.keyboard.press("Enter")
-    assert engine.wait_for(lambda: "What else?" in str(engine.requests[-1].prompts[0]), 20)
+    assert engine.wait_for(lambda: "What else?" in str(engine.requests[-1].prompts[0]), 60)
     assert "File: my notes.txt\n````\none" in str(engine.requests[-1].prompts[0])
 
 
@@ -203,7 +203,7 @@ def test_a_long_text_that_is_pasted_does_not_fill_the_box(page, engine):
     expect(page.get_by_role("textbox", name="Message")).to_have_value("short ")
     page.get_by_role("textbox", name="Message").press("Enter")
     expect(page.locator(".asked summary")).to_contain_text("Pasted text")
-    assert engine.wait_for(lambda: engine.requests, 20)
+    assert engine.wait_for(lambda: engine.requests, 60)
     assert str(engine.requests[-1].prompts[0]).count("long text.") == 300
 
 
@@ -219,7 +219,7 @@ def test_files_can_be_dropped_and_go_without_a_message(page, engine):
     expect(page.locator("#attached li")).to_contain_text("d.md")
     page.get_by_role("textbox", name="Message").press("Enter")
     expect(page.locator(".asked summary")).to_contain_text("d.md")
-    assert engine.wait_for(lambda: engine.requests, 20)
+    assert engine.wait_for(lambda: engine.requests, 60)
     assert "User: File: d.md\n```\ndropped\n```" in str(engine.requests[-1].prompts[0])
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rwkv_batch.processes.changes import ChangeQueue, compacted
@@ -45,6 +45,7 @@ class Models:
         return True
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["a", "ab", "abc"]), st.lists(change, max_size=25))
 def test_an_engine_that_is_started_later_has_what_the_others_have(start: str, changes: Sequence[Change]):
     served, kept = Models(start), list[bytes]()

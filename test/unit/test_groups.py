@@ -1,7 +1,7 @@
 """How a step is divided into groups that pass through the stages of a model."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rwkv_batch.runner import groups
@@ -63,6 +63,7 @@ def test_a_long_prompt_passes_in_chunks_beside_rows_that_decode():
     assert max(sizes) - min(sizes) <= 2 * groups.CUT and sum(sizes) == 4064
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.dictionaries(

@@ -3,14 +3,10 @@
 import json
 import multiprocessing
 import os
-import sqlite3
 import stat
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -18,12 +14,11 @@ import pytest
 from msgspec.structs import replace
 
 import app
-from routes.callers import metering
 from routes.callers.caller import Caller
 from routes.callers.metering import Accounts
 from routes.callers.wire import CallerWire
 from rwkv_batch.keys import ledger as counted
-from rwkv_batch.keys import records, usage
+from rwkv_batch.keys import records
 from rwkv_batch.keys.__main__ import main
 from rwkv_batch.keys.ledger import Ledger, OverLimit, TooManyRows, limits_file
 from rwkv_batch.keys.records import Key, Keyring, KeysError
@@ -358,31 +353,6 @@ def test_a_server_does_not_start_with_a_file_that_it_cannot_use(file, capsys, mo
     assert said in capsys.readouterr().err
 
 
-def test_what_cannot_be_written_yet_is_written_later(file, monkeypatch, caplog):
-    """A disk that is full: usage waits in memory, and is exact when there is room."""
-    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-    secret = records.add(file, Key("alice", "", 0, 0.0))
-    accounts, caller = Accounts(str(file)), Caller()
-    caller.is_key(accounts.find(secret.encode()))
-    caller.served.model = "m"
-    full, add = [True], UsageStore.add
-
-    def added(store: UsageStore, used: object) -> None:
-        if full[0]:
-            raise sqlite3.OperationalError("database or disk is full")
-        add(store, used)
-
-    monkeypatch.setattr(UsageStore, "add", added)
-    for _ in range(3):
-        accounts.began(caller, 1, 10, 0)
-        accounts.drew(caller, 5)
-        accounts.write()
-    full[0] = False
-    (used,) = accounts.read_now("alice", "0000-00-00", "9999-99-99")
-    assert (used.requests, used.prompt_tokens, used.completion_tokens) == (3, 30, 15)
-    assert len([record for record in caplog.records if "it waits until it can" in record.message]) == 1
-
-
 def test_tokens_of_a_key_are_taken_from_its_limits_once(file):
     secret = records.add(file, Key("alice", "", 0, 0.0, tokens_per_minute=100))
     accounts, caller = Accounts(str(file)), Caller()
@@ -496,90 +466,6 @@ def test_what_a_turn_is_stored_with_counts_though_its_client_has_left(file, stor
     assert noted == [4 if stored else 3]
     (used,) = accounts.read_now("alice", "0000-00-00", "9999-99-99")
     assert used.completion_tokens == noted[0]
-
-
-@pytest.mark.parametrize(
-    "error", [sqlite3.OperationalError("disk is full"), MemoryError(), OSError(28, "full")]
-)
-def test_usage_goes_on_after_an_error_of_any_kind(file, monkeypatch, error):
-    """The thread that writes has not ended: what is counted later is written, and what was refused too."""
-    accounts, caller = of_alice(file)
-    caller.served.model = "m"
-    tried, written, add = threading.Event(), threading.Event(), UsageStore.add
-
-    def added(store: UsageStore, used: object) -> None:
-        if not tried.is_set():
-            tried.set()
-            raise error
-        add(store, used)
-        written.set()
-
-    monkeypatch.setattr(UsageStore, "add", added)
-    monkeypatch.setattr(metering, "WRITE_EVERY", 0.01)
-    accounts.began(caller, 1, 10, 0)
-    accounts.write_soon()
-    assert tried.wait(20) and written.wait(20)
-    (used,) = UsageStore(usage_file(file)).read()
-    assert (used.requests, used.prompt_tokens) == (1, 10)
-
-
-def test_a_front_end_that_begins_on_a_full_disk_counts_all_the_same(file, monkeypatch, caplog):
-    key_of(file, "first")
-    opened, full = UsageStore.__init__, [True]
-
-    def open_(store: UsageStore, path: Path) -> None:
-        if full[0]:
-            raise KeysError(f"{path}, where usage is counted, cannot be used (database or disk is full)")
-        opened(store, path)
-
-    monkeypatch.setattr(UsageStore, "__init__", open_)
-    accounts, caller = of_alice(file)
-    caller.served.model = "m"
-    accounts.began(caller, 1, 10, 0)
-    accounts.write()
-    with pytest.raises(KeysError, match="disk is full"):
-        accounts.read_now(None, "0000-00-00", "9999-99-99")
-    full[0] = False
-    (used,) = accounts.read_now("alice", "0000-00-00", "9999-99-99")
-    assert used.prompt_tokens == 10
-    assert len([record for record in caplog.records if "it waits until it can" in record.message]) == 1
-
-
-def test_a_usage_file_that_is_opened_again_keeps_its_locks(file, monkeypatch):
-    """SQLite's locks end where their process closes any other descriptor of the file."""
-    path, read = usage_file(file), "sqlite3.connect(sys.argv[1], timeout=0).execute('SELECT * FROM usage')"
-    UsageStore(path).close()
-    monkeypatch.setattr(usage, "BUSY_SECONDS", 0)
-    holder = sqlite3.connect(path, isolation_level=None)
-    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
-    holder.execute("BEGIN EXCLUSIVE")
-    with suppress(KeysError):
-        UsageStore(path)
-    command = [sys.executable, "-c", f"import sqlite3, sys; {read}", str(path)]
-    said = subprocess.run(command, capture_output=True, text=True).stderr
-    holder.close()
-    assert "database is locked" in said
-
-
-def test_a_usage_file_that_could_once_only_be_read_is_written_later(file, monkeypatch):
-    """SQLite opens a file to be read where it cannot open it to be written, as without free descriptors."""
-    key_of(file, "first")
-    UsageStore(usage_file(file)).close()
-    connect, only_read = sqlite3.connect, [True]
-
-    def opened(path: Path, **options: object) -> sqlite3.Connection:
-        if only_read[0]:
-            return connect(f"file:{path}?mode=ro", uri=True, **options)
-        return connect(path, **options)
-
-    monkeypatch.setattr(usage.sqlite3, "connect", opened)
-    accounts, caller = of_alice(file)
-    caller.served.model = "m"
-    accounts.began(caller, 1, 10, 0)
-    accounts.write()
-    only_read[0] = False
-    (used,) = accounts.read_now("alice", "0000-00-00", "9999-99-99")
-    assert used.prompt_tokens == 10
 
 
 @pytest.mark.parametrize("damage", [lambda file: file.write_text("{"), Path.unlink], ids=["damaged", "gone"])

@@ -31,7 +31,7 @@ test-engines: $(VENV)/.installed-dev
 
 # Tests that wait for nothing: make check runs them in one process behind what else runs beside the others, so
 # that both take about as long.
-BESIDE := test/unit test/state
+BESIDE := test/unit test/state test/engine/test_batch_invariant.py
 
 check:  # everything, as CI runs it; about 22 minutes on two cores
 	$(MAKE) --no-print-directory with-tools

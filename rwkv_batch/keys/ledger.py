@@ -120,7 +120,8 @@ class Ledger:
         """Note that so many rows of an admitted request have ended."""
         with self._threads:  # a part of its own, which others only read
             place = self._place_of(self._holder, key.place)
-            self._cells[place] = max(0, self._cells[place] - rows)
+            left = self._cells[place] - rows  # and no call before it is stored: one may have the collector
+            self._cells[place] = left if left > 0 else 0  # end another stream of this key, in this thread
 
     def spend(self, tokens: Iterable[tuple[Key, int]]) -> None:
         """Tokens that keys have had since the last call."""

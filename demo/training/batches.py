@@ -20,7 +20,7 @@ CANDIDATES = 16384  # ids that compete for each next token: the known ones, the 
 class TrainingBatch:
     """`tokens` `[B, T]`, and which of them are trained on.
 
-    `candidates`: CANDIDATES ids, ascending. `positions` index the flattened tokens whose next token is the
+    `candidates`: as many ids as are asked for, ascending. `positions` index the flattened tokens whose next token is the
     candidate in `targets`; `weights` are 0 for padding. `shares`: of each candidate, the logarithm of how many
     ids it stands for: the random ones stand for all that are no candidates too.
     """
@@ -41,7 +41,11 @@ Maker = Callable[[Random], Example]
 
 
 def stream(
-    known: np.ndarray, seed: int, tokens_per_batch: int, make: Maker = training_example
+    known: np.ndarray,
+    seed: int,
+    tokens_per_batch: int,
+    make: Maker = training_example,
+    candidates: int = CANDIDATES,
 ) -> Iterator[TrainingBatch]:
     """Fresh batches for ever. Every batch of one length has one shape."""
     rng, noise = Random(seed), np.random.default_rng(seed)
@@ -55,14 +59,18 @@ def stream(
         length = next(n for n in LENGTHS if size <= n)
         waiting[length].append((prompt, answer))
         if len(waiting[length]) == tokens_per_batch // length:
-            yield make_batch(waiting[length], length, known, noise)
+            yield make_batch(waiting[length], length, known, noise, candidates)
             waiting[length] = []
 
 
 def make_batch(
-    examples: list[tuple[list[int], list[int]]], length: int, known: np.ndarray, noise: np.random.Generator
+    examples: list[tuple[list[int], list[int]]],
+    length: int,
+    known: np.ndarray,
+    noise: np.random.Generator,
+    count: int = CANDIDATES,
 ) -> TrainingBatch:
-    """Pad the examples to `length`; the loss stands on the answers alone."""
+    """Pad the examples to `length`; the loss stands on the answers alone. count: of candidates."""
     tokens = np.full((len(examples), length), END)
     capacity = tokens.size // 2
     positions: list[int] = []
@@ -81,32 +89,41 @@ def make_batch(
 
     wanted = np.union1d(known, targets)
     others = noise.permutation(np.setdiff1d(np.arange(SIZE), wanted, assume_unique=True))
-    candidates = np.sort(np.concatenate((wanted, others[: CANDIDATES - len(wanted)])))
-    each = np.log(len(others) / (CANDIDATES - len(wanted)))
+    candidates = np.sort(np.concatenate((wanted, others[: count - len(wanted)])))
+    each = np.log(len(others) / (count - len(wanted)))
     return TrainingBatch(
         tokens,
         np.array([*positions[:keep], *anywhere]),
-        np.searchsorted(candidates, np.array([*targets[:keep], *([0] * room)])) % CANDIDATES,
+        np.searchsorted(candidates, np.array([*targets[:keep], *([0] * room)])) % count,
         np.array([1.0] * keep + [0.0] * room, dtype=np.float32),
         candidates,
         np.where(np.isin(candidates, wanted), 0, each).astype(np.float32),
     )
 
 
-def work(queue: mp.Queue, known: np.ndarray, seed: int, tokens_per_batch: int, make: Maker) -> None:
-    for batch in stream(known, seed, tokens_per_batch, make):
+def work(
+    queue: mp.Queue, known: np.ndarray, seed: int, tokens_per_batch: int, make: Maker, candidates: int
+) -> None:
+    for batch in stream(known, seed, tokens_per_batch, make, candidates):
         queue.put(batch)
 
 
 def from_workers(
-    count: int, known: np.ndarray, seed: int, tokens_per_batch: int, make: Maker = training_example
+    count: int,
+    known: np.ndarray,
+    seed: int,
+    tokens_per_batch: int,
+    make: Maker = training_example,
+    candidates: int = CANDIDATES,
 ) -> Iterator[TrainingBatch]:
     """Batches from `count` processes, which start at once and end with this one."""
     context = mp.get_context("fork")
     queue: mp.Queue = context.Queue(maxsize=8 * count)
     workers = [
         context.Process(
-            target=work, args=(queue, known, seed * 1000 + i, tokens_per_batch, make), daemon=True
+            target=work,
+            args=(queue, known, seed * 1000 + i, tokens_per_batch, make, candidates),
+            daemon=True,
         )
         for i in range(count)
     ]

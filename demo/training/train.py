@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from demo.training import resume
-from demo.training.batches import LENGTHS, Maker, TrainingBatch, from_workers, stream
+from demo.training.batches import CANDIDATES, LENGTHS, Maker, TrainingBatch, from_workers, stream
 from demo.training.evaluate import examine, tasks
 from demo.training.example import Example
 from demo.training.model import TrainingModel
@@ -151,6 +151,7 @@ class TrainingTask:
     make: Maker
     finish: Callable[[TrainingModel, np.ndarray, Path], None]
     exam: Callable[[int], dict[str, list[Example]]]
+    candidates: int = CANDIDATES  # ids that compete for each next token
 
 
 def begin(
@@ -176,9 +177,9 @@ def batches_of(
     """Text that no earlier call and no other process has seen."""
     seed = SEED + 100 * progress.calls + 10 * Team.my_rank()
     if args.cpu:
-        return stream(progress.known, seed, args.tokens, task.make)
+        return stream(progress.known, seed, args.tokens, task.make, task.candidates)
     workers = max(1, (os.cpu_count() or 2) // Team.processes() - 2)
-    return from_workers(workers, progress.known, seed, args.tokens, task.make)
+    return from_workers(workers, progress.known, seed, args.tokens, task.make, task.candidates)
 
 
 def train(args: argparse.Namespace, task: TrainingTask) -> None:

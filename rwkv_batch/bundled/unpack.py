@@ -16,6 +16,7 @@ from rwkv_batch.bundled.codes import codes, rows
 
 FOLDER = Path(__file__).resolve().parents[2] / "demo"  # of the model's files
 MODEL = FOLDER / "model.safetensors"
+DRAFT = FOLDER / "draft.safetensors"  # a smaller one, which guesses for it
 HELD_OUT = FOLDER / "held_out.jsonl"  # texts that it has not been trained on
 KNOWN = "known"  # the list of token ids that have rows of their own, which no checkpoint has
 

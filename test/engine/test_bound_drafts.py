@@ -8,7 +8,7 @@ import pytest
 from engine_driver import Driver
 from msgspec import structs
 
-from rwkv_batch.bundled.unpack import MODEL
+from rwkv_batch.bundled.unpack import DRAFT
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.constraints import masks
 from rwkv_batch.engine.speculation import drafting
@@ -55,7 +55,7 @@ def weights() -> Checkpoint:
 @pytest.fixture(scope="module")
 def drivers(free_drafts: None, weights: Checkpoint) -> Iterator[list[Driver]]:
     """The bundled model without drafts, with those of its text, and with those of a draft model."""
-    kinds: list[dict] = [{}, {"speculate": 7}, {"speculate": 5, "draft_model": str(MODEL)}]
+    kinds: list[dict] = [{}, {"speculate": 7}, {"speculate": 5, "draft_model": str(DRAFT)}]
     made = [Driver(weights=weights, **OPTIONS, **kind) for kind in kinds]
     yield made
     for driver in made:

@@ -2,21 +2,24 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from checkpoints import refusal, tiny, write_pth
 from engine_driver import Driver
 from msgspec import structs
 
 from bench.make_checkpoint import random_checkpoint
-from rwkv_batch.bundled.unpack import MODEL
+from rwkv_batch.bundled.unpack import DRAFT
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.speculation import drafting
 from rwkv_batch.engine.speculation.cost import DraftCost
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.runner.loading import load_weights
-from rwkv_batch.wire.commands import ExportSession
+from rwkv_batch.ops.device import DeviceError
+from rwkv_batch.runner.loading import LoadedModel, load_weights
+from rwkv_batch.runner.speculation.draft_model import load_draft
 from rwkv_batch.wire.protocol import RowDelta, Sampling
 
 GREEDY = Sampling(temperature=0)
@@ -44,7 +47,7 @@ def weights() -> Checkpoint:
 @pytest.fixture(scope="module")
 def drivers(free_drafts: None, weights: Checkpoint) -> Iterator[list[Driver]]:
     """The bundled model alone, and with its draft model."""
-    with_it = {"speculate": 5, "draft_model": str(MODEL)}
+    with_it = {"speculate": 5, "draft_model": str(DRAFT)}
     made = [Driver(weights=weights, **OPTIONS, l1=4, **given) for given in ({}, with_it)]
     yield made
     for driver in made:
@@ -65,7 +68,7 @@ def test_texts_are_those_without_a_draft_model(drivers: list[Driver], sampling: 
     given = {"sampling": sampling, "max_tokens": 30, "n": 2}
     before, steps = drafts(drivers[1].engine), drivers[1].engine.counts.steps.accepted
     want, found = (driver.engine.generate(PROMPTS, **given) for driver in drivers)
-    assert same(found, want) and sum(row.accepted for row in found) > 40
+    assert same(found, want) and found[0].accepted > found[0].tokens / 2
     assert drafts(drivers[1].engine) - before == sum(row.accepted + row.rejected for row in found)
     assert drivers[1].engine.counts.steps.accepted - steps == sum(row.accepted for row in found)
 
@@ -92,8 +95,7 @@ def test_sessions_are_those_without_a_draft_model(drivers: list[Driver]):
     for driver in drivers:
         given = {"sampling": GREEDY, "session": "s", "stop_ids": [0], "max_tokens": 30}
         said = [driver.say(prompt, **given) for prompt in (TALE, f"\n\n{PROMPTS[2]}", "\n\n1, 2, 3,")]
-        document = driver.ask(ExportSession(id="export", key="s")).data
-        stored.append((said, driver.engine.pool.find("s").head.digest, len(document)))
+        stored.append((said, driver.engine.pool.find("s").head.digest))
     assert stored[0] == stored[1]
     assert drivers[1].engine.counts.steps.accepted > before
 
@@ -104,7 +106,7 @@ def test_a_row_that_guesses_badly_has_no_guesses(
     """Nor does one whose guesses cost more than they give."""
     path = write_pth(tmp_path / "other.pth", random_checkpoint(layers=1, width=64, vocab=65536, seed=1))
     rejected = []
-    for draft, guess in ((None, 0.0), (MODEL, 2.0), (path, 0.3)):
+    for draft, guess in ((None, 0.0), (DRAFT, 2.0), (path, 0.3)):
         cost = DraftCost(0.0, 0.02, guess, 0.02)
         monkeypatch.setattr(drafting, "draft_cost", lambda *of, cost=cost: cost)
         engine = Engine(weights, **OPTIONS, l1=0, speculate=5, draft_model=draft and str(draft))
@@ -117,13 +119,19 @@ def test_a_row_that_guesses_badly_has_no_guesses(
 
 def test_the_states_of_a_draft_model_count(weights: Checkpoint):
     needed = []
-    for given in ({}, {"speculate": 3, "draft_model": str(MODEL)}):
+    for given in ({}, {"speculate": 3, "draft_model": str(DRAFT)}):
         engine = Engine(weights, **OPTIONS, l1=0, **given)
         needed.append(engine.runner.bytes_needed(100, 0, 16))
         engine.close()
-    assert needed[1] > needed[0] + 100 * 8 * 4 * 64 * 64
+    assert needed[1] > needed[0] + 100 * 2 * 2 * 64 * 64
+
+
+def test_a_draft_model_is_for_a_cpu():
+    elsewhere = LoadedModel(tiny(), SimpleNamespace(device=torch.device("cuda")), "x", 0)
+    with pytest.raises(DeviceError, match=r"^--draft-model .* --device cpu\.$"):
+        load_draft(elsewhere, EngineConfig(speculate=3, draft_model=str(DRAFT)))
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused():
-    message = refusal(lambda: Engine(tiny(vocab=512), **OPTIONS, speculate=3, draft_model=str(MODEL)))
+    message = refusal(lambda: Engine(tiny(vocab=512), **OPTIONS, speculate=3, draft_model=str(DRAFT)))
     assert message.startswith("--draft-model") and "65,536" in message and "512" in message

@@ -21,7 +21,6 @@ from rwkv_batch.runner.backends import create_runner
 from rwkv_batch.runner.loading import load_weights
 from rwkv_batch.runner.protocol import Batch, NewRow
 from rwkv_batch.runner.speculation.torch_verifier import verifier_of
-from rwkv_batch.wire.commands import ExportSession
 from rwkv_batch.wire.protocol import Grammar, MixturePart, RowDelta, Sampling
 
 GREEDY = Sampling(temperature=0)
@@ -192,8 +191,7 @@ def test_sessions_are_those_without_drafts(drivers: list[Driver], told: RowDelta
         ]
         given = {"sampling": GREEDY, "prediction": told.text}
         said = [driver.say(session="s", **given | turn) for turn in turns]
-        document = driver.ask(ExportSession(id="export", key="s")).data
-        stored.append((said, driver.engine.pool.find("s").head.digest, len(document)))
+        stored.append((said, driver.engine.pool.find("s").head.digest))
     assert stored[0] == stored[1]
     assert drivers[1].engine.counts.steps.accepted > before + 20
     after = [driver.say("\n\nUser: And then?", "s", sampling=NOISY, max_tokens=20) for driver in drivers]

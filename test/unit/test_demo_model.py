@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from demo.training import resume, train
+from demo.training import draft, resume, train
 from demo.training.batches import CANDIDATES, LENGTHS, make_batch, stream
 from demo.training.evaluate import load, score
 from demo.training.model import HEAD, TrainingModel
@@ -123,6 +123,16 @@ def test_batches_put_the_loss_on_the_answer_and_its_end():
     inside = ~ends[:-1]
     following = batch.tokens.ravel()[batch.positions[: real - 1][inside] + 1]
     assert (following == targets[:-1][inside]).all()
+
+
+def test_a_draft_begins_with_the_geometry_of_the_bundled_model(unpacked):
+    known = np.arange(0, 3000, 3)
+    made = draft.begun(known)
+    assert made.blocks[-1].att.width == 128 and len(made.blocks) == 2
+    with torch.no_grad():
+        heads = made.head_rows(torch.from_numpy(known)), unpacked["head.weight"][known]
+    near = torch.stack([(head @ head.T).flatten() for head in heads])
+    assert heads[0].shape == (len(known), 128) and float(torch.corrcoef(near)[0, 1]) > 0.9
 
 
 def inputs(model, seed=0):

@@ -44,7 +44,7 @@ def drafting_of(
         guessing = Guessing(draft_model, slots)
         log.info(
             "draft model: %s, %d layers of width %d, %.1f MiB; %.1f MiB for the states of %d slots",
-            shape.name,
+            config.draft_model,
             shape.layers,
             shape.width,
             draft_model.weight_bytes / 2**20,

@@ -28,6 +28,8 @@ def load_draft(loaded: LoadedModel, config: EngineConfig) -> "DraftModel | None"
     """
     if not config.draft_model:
         return None
+    if loaded.runner.device.type != "cpu" or not isinstance(loaded.runner, TorchRunner):
+        raise DeviceError("--draft-model is for CPUs only; leave it out, or use --device cpu.")
     path, weights = Path(config.draft_model), loaded.weights
     own = EngineConfig(
         model_path=config.draft_model, device=config.device, backend=config.backend, threads=config.threads
@@ -41,11 +43,11 @@ def load_draft(loaded: LoadedModel, config: EngineConfig) -> "DraftModel | None"
     ids: Tensor | None = None
     if unpack.is_packed(path):  # what has no row of its own there is never guessed: that takes less time
         ids = unpack.known(path)
-        draft = replace(draft, tensors={**draft.tensors, "head.weight": draft.tensors["head.weight"][ids]})
+        tensors = {**draft.tensors, "head.weight": draft.tensors["head.weight"][ids]}
+        draft = replace(draft, tensors=tensors, parameters=sum(t.numel() for t in tensors.values()))
     runner = backends.create_runner(draft, find_devices(config.device), own)
     model = torch_model_of(runner)
-    if model is None or not isinstance(runner, TorchRunner) or not isinstance(loaded.runner, TorchRunner):
-        raise DeviceError("--draft-model is for CPUs, and for --backend torch; leave it out.")
+    assert model and isinstance(runner, TorchRunner)
     made = DraftModel(runner, model, ids)
     loaded.runner.beside_slot = made.slot_bytes
     return made

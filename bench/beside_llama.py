@@ -103,7 +103,6 @@ class Ours:
     """The engine, offline."""
 
     def __init__(self, path: str, weights: str, threads: int) -> None:
-        self._path = path
         self._engine = Engine(
             path,
             device="cpu",
@@ -122,10 +121,16 @@ class Ours:
         )
         assert sum(each.tokens for each in found) == rows * count
 
+
+class OurModel:
+    """The engine's model alone."""
+
+    def __init__(self, path: str) -> None:
+        self._model = CpuRWKV7(load(path), kernels=binding.load())
+
     def logits(self, ids: list[int]) -> np.ndarray:
-        model = CpuRWKV7(load(self._path), kernels=binding.load())
-        states = model.new_states(1)
-        steps = [model.forward(torch.tensor([each]), [1], range(1), states) for each in ids]
+        states = self._model.new_states(1)
+        steps = [self._model.forward(torch.tensor([each]), [1], range(1), states) for each in ids]
         return torch.cat(steps).numpy()
 
 
@@ -192,10 +197,11 @@ def quantized(path: Path, ftype: int, threads: int) -> Path:
     return target
 
 
-def agreement(ours: Competitor, llama: Competitor) -> str:
+def agreement(path: Path, llama: Competitor) -> str:
     """How far the logits of both are apart, in standard deviations, and how often the first is the same."""
-    ids = Tokenizer().encode(TEXT)
+    ids, ours = Tokenizer().encode(TEXT), Competitor(OurModel, str(path))
     mine, other = (np.asarray(side.do("logits", ids), np.float64) for side in (ours, llama))
+    ours.end()
     apart = np.abs(mine - other[:, : mine.shape[1]]) / mine.std(1, keepdims=True)
     same = (mine.argmax(1) == other.argmax(1)).sum()
     far = f"{apart.mean():.1e} on average, {apart.max():.1e} at most"
@@ -245,7 +251,7 @@ def main() -> None:
                 ours = Competitor(Ours, str(path), weights, args.threads)
                 llama = Competitor(Llama, str(file), args.threads)
                 if not ftype:
-                    apart.append(f"- {size}: {agreement(ours, llama)}")
+                    apart.append(f"- {size}: {agreement(path, llama)}")
                 cells = ratios(ours, llama, args.rounds)
                 memory = " | ".join(str(side.end() >> 20) for side in (ours, llama))
                 print(

@@ -154,8 +154,9 @@ class World:
                 self._items.append(item)
                 world.pause()
 
-            def get(self) -> Any:
-                world.wait(lambda: bool(self._items))
+            def get(self, timeout: float | None = None) -> Any:
+                if not world.wait(lambda: bool(self._items), timeout):
+                    raise queue.Empty
                 return self._items.popleft()
 
             def get_nowait(self) -> Any:

@@ -183,8 +183,8 @@ class UsageDriver:
             named = {"x-request-id": id_}
             reply = http.post(path, json=body, headers=named, timeout=timeout or http.timeout)
             if self._may(reply):
-                assert reply.status_code == 200, reply.text
                 found: dict[str, Any] = reply.json()
+                assert reply.status_code == 200 and not found.get("error"), reply.text  # it may come late
                 return found
 
     def _may(self, reply: httpx.Response) -> bool:

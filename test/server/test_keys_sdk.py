@@ -202,6 +202,6 @@ def test_an_asynchronous_client_that_has_its_rows_at_once(keyed):
 
     answers = asyncio.run(ask_all())
     refused = [each for each in answers if isinstance(each, openai.RateLimitError)]
-    assert 0 < len(refused) < 8
+    assert 0 < len(refused) < 8, answers
     assert all("of 4 that it may have at once" in str(each) for each in refused)
     assert len(refused) + sum(1 for each in answers if not isinstance(each, BaseException)) == 8

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # Folders and marked files that `make test` leaves out and `make check` has (CONTRIBUTING.md).
 THOROUGH = ("kernels", "page", "deploy")
 ENGINE_GIB = 4  # of a GPU, for each engine of servers on it
+LOG_SHOWN = 8000  # characters of a server's log
 NEEDS_GPU = re.compile(r"^pytestmark = (?:\[\*)?needs_gpu\b", re.MULTILINE)  # files without another test
 MARKED = re.compile(r"^pytestmark = pytest\.mark\.thorough$", re.MULTILINE)
 
@@ -97,6 +98,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     named = {Path(each.split("::")[0]).resolve() for each in config.args}
     needless = collection_path not in named and lacks_gpu(config) and NEEDS_GPU.search(text)
     return True if needless else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """The end of the log of each server that a test had is part of its failure."""
+    report = yield
+    if report.failed:
+        for name, given in getattr(item, "funcargs", {}).items():
+            if isinstance(given, Server):
+                report.sections.append((f"log of {name}", given.log()[-LOG_SHOWN:]))
+    return report
 
 
 def lacks_gpu(config: pytest.Config) -> bool:

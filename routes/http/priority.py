@@ -39,4 +39,8 @@ class PriorityFields(BaseModel):
         if not self.is_batch and self.deadline is None:
             return request
         deadline = time.time() + self.deadline if self.deadline else 0.0
+        if (
+            self.is_batch
+        ):  # rows of one batch have the same, and so run in order, though each says what is left
+            deadline = float(round(deadline))
         return replace(request, batch=self.is_batch, deadline=deadline)

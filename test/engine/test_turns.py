@@ -13,9 +13,10 @@ from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.runner import backends
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.log.writer import Writer
 from rwkv_batch.state.pool import savepoints
 from rwkv_batch.state.pool.savepoints import LEAST_TOKENS
-from rwkv_batch.wire.commands import DeleteSession, RewindSession, SessionHistory
+from rwkv_batch.wire.commands import DeleteSession, ForkSession, RewindSession, SessionHistory
 from rwkv_batch.wire.protocol import Accepted, Failed, GenerateRequest, Progress, Sampling, SessionTurn
 
 ASCII = Sampling(temperature=1.5, logit_bias=dict.fromkeys([0, *range(129, 400)], -100.0))
@@ -276,4 +277,23 @@ def test_a_history_holds_what_was_said(tmp_path: Path) -> None:
     assert reply.position == reply.turns[-1].end == sum(map(len, PROMPTS)) + sum(count for _, count in said)
     assert driver.ask(RewindSession("rewind", "a", 2)).position == reply.turns[1].end
     assert driver.say(PROMPTS[2], "a") == said[2]
+    driver.engine.close()
+
+
+def test_who_has_an_answer_may_go_on_from_it_at_once(monkeypatch):
+    """Though the state of the turn is brought to its end for a step more, as its commit was quick."""
+    driver, put = Driver(l1=4), Writer.put
+
+    def put_and_wait(writer, *args, **options):
+        put(writer, *args, **options)
+        assert driver.woken.wait(30)
+
+    driver.say(PROMPTS[0], "a")
+    monkeypatch.setattr(Writer, "put", put_and_wait)
+    driver.say(PROMPTS[1], "a")
+    monkeypatch.undo()
+    assert "a" in driver.engine.scheduler.queues, "its turn is over"
+    driver.ask(RewindSession("back", "a", 1))
+    driver.ask(ForkSession("fork", "a", "a", replace=True))
+    assert len(driver.ask(SessionHistory("turns", "a")).turns) == 1
     driver.engine.close()

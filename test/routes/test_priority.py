@@ -6,6 +6,9 @@ import pytest
 from frontend_process import FrontendProcess
 from native_calls import V1
 
+from routes.http.priority import PriorityFields
+from rwkv_batch.wire.protocol import GenerateRequest
+
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 BODIES = {
     V1: {"contents": ["Hi"]},
@@ -28,7 +31,18 @@ def test_priority_and_deadline_reach_the_engine(server: FrontendProcess, path: s
     late = {"priority": "batch", "deadline": 60}
     assert server.http.post(path, json=BODIES[path] | late).status_code == 200
     second = server.engine.requests[before]
-    assert second.batch and began + 60 <= second.deadline <= time.time() + 60
+    assert second.batch and began + 59.5 <= second.deadline <= time.time() + 60.5
+
+
+def test_rows_of_a_batch_have_one_deadline_and_run_in_their_order(monkeypatch: pytest.MonkeyPatch):
+    """Each says how long is left when it is sent, and is read a little later."""
+    request = GenerateRequest(id="a", prompts=[[1]], max_tokens=1)
+    deadlines = []
+    for sent, read in ((1000.15, 1000.2), (1000.7, 1000.9), (1001.0, 1001.0001)):
+        monkeypatch.setattr("routes.http.priority.time.time", lambda read=read: read)
+        fields = PriorityFields(priority="batch", deadline=2000 - sent)
+        deadlines.append(fields.ranked(request).deadline)
+    assert deadlines == [2000.0] * 3
 
 
 @pytest.mark.parametrize(

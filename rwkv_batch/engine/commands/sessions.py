@@ -44,10 +44,15 @@ class SessionCommands:
         self._turns, self._tokenizer = turns, parts.tokenizer
 
     def run(self, request: RequestKey, command: SessionCommand) -> None:
+        repeat = partial(self._repeat, request, command)
+        match command:  # who has a turn's answer may go on from it at once
+            case ForkSession(target=key) | RewindSession(key=key) | ImportSession(key=key):
+                if not self._turns.over(key, repeat):
+                    return
         match command:
             case ForkSession() | RewindSession() | SessionHistory() | ExportSession():
                 keys = [command.key, command.target] if isinstance(command, ForkSession) else [command.key]
-                if not self._pool.settled(keys, partial(self._repeat, request, command)):
+                if not self._pool.settled(keys, repeat):
                     return  # what is not committed may be refused: nobody is told of it
                 session = self._pool.find(command.key)
                 if session is None:

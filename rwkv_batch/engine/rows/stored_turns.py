@@ -9,6 +9,7 @@ a savepoint, or to where the turn began. Without a token log the state is stored
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -283,6 +284,7 @@ class StoredTurn(Life):
         if self.turns.begun.pop(row, None) and self.source:
             self.turns.parts.pool.unpin(self.source.head)
         self.turns.parts.rows.end(row)
+        self.turns.go_on_behind(self.target)
 
     @property
     def _model(self) -> int | None:
@@ -302,6 +304,7 @@ class Turns:
         self.parts, self.beginnings = parts, beginnings
         self.begun: dict[Row, StoredTurn] = {}  # those under way
         self.overrunning: dict[Row, StoredTurn] = {}  # of them, those with savepoints
+        self._behind: dict[str, list[Callable[[], None]]] = {}  # what waits for the end of one, by sessions
         self._numbers: dict[str, int] = {}  # the last number given to a branching session
 
     def choose_target(self, turn: SessionTurn) -> str | None:
@@ -335,6 +338,21 @@ class Turns:
             if node and node.head.turn == turn.id:
                 return key
         return None
+
+    def over(self, key: str, done: Callable[[], None]) -> bool:
+        """Whether each turn of the session that is answered is over, too; otherwise `done` is called then.
+
+        For a step or two behind an answer the state is still brought to its end.
+        """
+        if not any(turn.committed and turn.target == key for turn in self.begun.values()):
+            return True
+        self._behind.setdefault(key, []).append(done)
+        return False
+
+    def go_on_behind(self, key: str | None) -> None:
+        """A turn of the session is over."""
+        for done in self._behind.pop(key, ()) if key else ():
+            done()
 
     def stores(self, key: RequestKey) -> bool:
         """Whether the turn of that request is being stored, so that a last event of it comes."""

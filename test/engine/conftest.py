@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from engine_driver import Driver
 
+from rwkv_batch.config import EngineConfig
+from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.ops import device
+from rwkv_batch.runner.loading import load_weights
 
 
 @pytest.fixture
@@ -24,3 +27,9 @@ def free_memory(tmp_path_factory, monkeypatch) -> Callable[[int], None]:
     monkeypatch.setattr(device, "CGROUP", folder)
     (folder / "memory.max").write_text(f"{limit}\n")
     return lambda free: (folder / "memory.stat").write_text(f"anon {limit - free}\n")
+
+
+@pytest.fixture(scope="module")
+def weights() -> Checkpoint:
+    """The bundled model's."""
+    return load_weights(None, EngineConfig(), None)

@@ -9,12 +9,10 @@ from engine_driver import Driver
 from msgspec import structs
 
 from rwkv_batch.bundled.unpack import DRAFT
-from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.constraints import masks
 from rwkv_batch.engine.speculation import drafting
 from rwkv_batch.engine.speculation.cost import DraftCost
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.runner.loading import load_weights
 from rwkv_batch.wire.protocol import Grammar, RowDelta, Sampling
 
 GREEDY = Sampling(temperature=0)
@@ -45,11 +43,6 @@ def free_drafts() -> Iterator[None]:
         patch.setattr(masks, "QUICK", math.inf)
         patch.setattr(drafting, "draft_cost", lambda *of: DraftCost(0.0, 0.0))
         yield
-
-
-@pytest.fixture(scope="module")
-def weights() -> Checkpoint:
-    return load_weights(None, EngineConfig(), None)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from rwkv_batch.engine.speculation import drafting
 from rwkv_batch.engine.speculation.cost import DraftCost
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.ops.device import DeviceError
-from rwkv_batch.runner.loading import LoadedModel, load_weights
+from rwkv_batch.runner.loading import LoadedModel
 from rwkv_batch.runner.speculation.draft_model import load_draft
 from rwkv_batch.wire.protocol import RowDelta, Sampling
 
@@ -37,11 +37,6 @@ def free_drafts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafting, "draft_cost", lambda *of: DraftCost(0.0, 0.0))
         yield
-
-
-@pytest.fixture(scope="module")
-def weights() -> Checkpoint:
-    return load_weights(None, EngineConfig(), None)
 
 
 @pytest.fixture(scope="module")

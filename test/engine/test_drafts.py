@@ -18,7 +18,6 @@ from rwkv_batch.engine.speculation.cost import DraftCost
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.runner.backends import create_runner
-from rwkv_batch.runner.loading import load_weights
 from rwkv_batch.runner.protocol import Batch, NewRow
 from rwkv_batch.runner.speculation.torch_verifier import verifier_of
 from rwkv_batch.wire.protocol import Grammar, MixturePart, RowDelta, Sampling
@@ -46,11 +45,6 @@ def free_drafts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafting, "draft_cost", lambda *of: DraftCost(0.0, 0.0))
         yield
-
-
-@pytest.fixture(scope="module")
-def weights() -> Checkpoint:
-    return load_weights(None, EngineConfig(), None)
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.engine_level import Through
 from bench.graphs import Graphs, report
+from bench.host_handover import through_host
 from bench.make_checkpoint import ACTIVE_SHARE, ALL_SIZES, FAMILIES
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.checkpoint import HEAD_SIZE, Checkpoint
@@ -154,6 +155,9 @@ def main() -> None:
     parser.add_argument(
         "--stages", type=int, default=1, help="run the layers in so many stages, on several GPUs if there are"
     )
+    parser.add_argument(
+        "--through-host", action="store_true", help="with --stages: hand over by pinned memory of the host"
+    )
     parser.add_argument("--graphs", action="store_true", help="the model's kernels alone, without the engine")
     parser.add_argument(
         "--trace",
@@ -165,6 +169,8 @@ def main() -> None:
     if not args.size and not args.model:
         parser.error("give --size or --model")
     need_gpu()
+    if args.through_host:
+        through_host()
     weights = (
         checkpoint.load(args.model)
         if args.model

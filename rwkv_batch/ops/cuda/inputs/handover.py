@@ -49,11 +49,15 @@ class Handover:
         leaving, arriving = (stream_for(device, "handing on") for device in (self.source, self.target))
         leaving.wait_event(self._made[turn])
         arriving.wait_event(self._read[turn])
+        self._copy(turn, ends[-1], leaving, arriving)
+        self._arrived[turn].record(arriving)
+        return Parcel(_views(self._landed[turn], tensors, ends), turn)
+
+    def _copy(self, turn: int, nbytes: int, leaving: torch.cuda.Stream, arriving: torch.cuda.Stream) -> None:
+        """Queue the copy of a parcel behind what both streams have, so that the second one has its end."""
         # A copy between two devices is on the first of these streams, after and before what is on the other.
         with torch.cuda.stream(leaving), torch.cuda.stream(arriving):
-            self._landed[turn, : ends[-1]].copy_(self._packed[turn, : ends[-1]], non_blocking=True)
-            self._arrived[turn].record(arriving)
-        return Parcel(_views(self._landed[turn], tensors, ends), turn)
+            self._landed[turn, :nbytes].copy_(self._packed[turn, :nbytes], non_blocking=True)
 
     def receive(self, parcel: Parcel) -> list[Tensor]:
         """The tensors, for the target's current stream from now on, until `release`."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rwkv_batch.config import is_url
-from rwkv_batch.disk import sync
+from rwkv_batch.disk.syncing import sync
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import (
     PutImage,

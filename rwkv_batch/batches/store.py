@@ -26,11 +26,13 @@ from rwkv_batch.batches.records import (
     StoredFile,
     new_id,
 )
-from rwkv_batch.disk import sync
+from rwkv_batch.disk.commits import may_be_found, take_back
+from rwkv_batch.disk.syncing import sync
 
 DATABASE = "batches.db"
 LOCK = "running"  # locked by the process that runs the batches
 BUSY_SECONDS = 20  # that a statement waits for another process
+UNCERTAIN = "it is not known whether this has been stored"
 OURS = re.compile(r"file-[0-9a-f]{32}(output|error)?(\.part)?")  # names of contents; others we leave alone
 TABLES = """
 CREATE TABLE IF NOT EXISTS files (
@@ -138,10 +140,10 @@ class BatchStore:
                 self._put(
                     "files", file.id, file.owner, file.created, file.expires, file.bytes, _encoded(file)
                 )
-        except BaseException:
+        except BaseException as failed:
             self._remove(part)
             with contextlib.suppress(sqlite3.Error):
-                if named and self.file(file.id) is None:
+                if named and UNCERTAIN not in str(failed) and self.file(file.id) is None:
                     self._remove(place)
             raise
         return file
@@ -330,13 +332,24 @@ class BatchStore:
                 yield
                 return
             self._database.execute("BEGIN IMMEDIATE")
+            committing = False
             try:
                 yield
+                committing = True
                 self._database.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 if self._database.in_transaction:  # SQLite ends some by itself, as on a full disk
                     self._database.execute("ROLLBACK")
+                if committing and may_be_found(error):
+                    self._take_back(error)
                 raise
+
+    def _take_back(self, error: BaseException) -> None:
+        """Let no process find what could not be committed. Raises sqlite3.Error where that fails, too."""
+        try:
+            take_back(self._database)
+        except sqlite3.Error:
+            raise sqlite3.OperationalError(f"{error}; {UNCERTAIN}") from None
 
     def _put(self, table: str, *values: object) -> None:
         """A row, in place of one with the same key; it keeps its place in the order."""

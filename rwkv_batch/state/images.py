@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rwkv_batch.disk import sync
+from rwkv_batch.disk.syncing import sync
 from rwkv_batch.state.entries import RowDamaged, Unread
 
 if TYPE_CHECKING:  # the process that writes for all engines of a host runs without torch

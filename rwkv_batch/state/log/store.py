@@ -13,9 +13,11 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from rwkv_batch.disk import sync
+from rwkv_batch.disk.commits import may_be_found, take_back
+from rwkv_batch.disk.syncing import sync
 from rwkv_batch.state.entries import (
     NONE,
+    UNKNOWN,
     Dangling,
     Operation,
     Refused,
@@ -54,6 +56,7 @@ class Store(StoreReads):
         self.path = real_path(path) if path is not None else None
         self._claim: Claim | None = None
         self._logged = 0  # bytes since the last checkpoint, about
+        self._doubtful = False  # whether the log may hold a commit that has failed
         if self.path:
             self._check_place(self.path)
             self._claim = Claim(self.path)
@@ -102,23 +105,40 @@ class Store(StoreReads):
     def _carry_out(
         self, db: sqlite3.Connection, groups: Sequence[Sequence[Operation]], apart: bool
     ) -> list[Outcome]:
-        """`commit`. apart: where a group may be refused; otherwise that raises Refused, and undoes all."""
+        """`commit`. apart: where a group may be refused; otherwise that raises Refused, and undoes all.
+
+        A StoreError that says UNKNOWN: after a crash all of them may be found carried out.
+        """
         outcomes: list[Outcome] = []
-        changes = db.total_changes
+        changes, asked = db.total_changes, False
         data = sum(written_bytes(operation) for group in groups for operation in group)
         try:
             db.execute("BEGIN IMMEDIATE")
             for operations in groups:
                 outcomes.append(_apply_apart(db, operations) if apart else _apply(db, operations))
             self._logged += (db.total_changes - changes) * sqlite.PAGE + data
+            asked = True
             db.execute("COMMIT")
         except Exception as error:
             with contextlib.suppress(sqlite3.Error):  # some errors have ended the transaction already
                 db.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
-                raise self._explain(error) from error
+                self._doubtful |= asked and may_be_found(error)
+                raise self._failed(db, error) from error
             raise
+        self._doubtful &= db.total_changes == changes  # what writes nothing writes over nothing
         return outcomes
+
+    def _failed(self, db: sqlite3.Connection, error: sqlite3.Error) -> StoreError:
+        """The error of a transaction, of which no start is to find anything."""
+        explained = self._explain(error)
+        if self._doubtful:
+            try:
+                take_back(db)
+            except sqlite3.Error:
+                return type(explained)(f"{explained} {UNKNOWN}")
+            self._doubtful = False
+        return explained
 
     def checkpoint(self, quiet: bool) -> None:
         """Move the log into the file if it is long, after its commits were reported."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rwkv_batch.disk import sync
+from rwkv_batch.disk.syncing import sync
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import DiskFailed, Head, StoreError
 from rwkv_batch.state.snapshot import SnapshotLayout, seal

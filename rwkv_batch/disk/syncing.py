@@ -1,4 +1,4 @@
-"""What has to survive a power failure."""
+"""Files and names that survive a power failure."""
 
 import os
 from pathlib import Path

@@ -1,0 +1,1 @@
+"""What has to survive a crash or a power failure."""

@@ -16,6 +16,8 @@ from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.tensors.description import Norm, matrix, norm_tensors
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.cpu.binding import CpuKernels
+from rwkv_batch.ops.cpu.memory import WeightMemory
+from rwkv_batch.ops.cpu.products import PackedLinear
 from rwkv_batch.ops.linear import Linear, prepare
 from rwkv_batch.ops.low_rank import Changes, LowRankAdapter, PreparedAdapter, changes_of
 from rwkv_batch.ops.weights.products import product_with
@@ -207,7 +209,7 @@ class TorchModel(PackedForward):
         """
         self.checkpoint, self.device, self.dtype = checkpoint, torch.device(device), dtype
         self.part = part or range(checkpoint.layers)
-        self._invariant, self._kernels = invariant, kernels
+        self._invariant, self._kernels, self._memory = invariant, kernels, WeightMemory()
         if self.part.start == 0:
             self.embedding = self._embedding()
         if self.part.stop == checkpoint.layers:
@@ -278,15 +280,17 @@ class TorchModel(PackedForward):
 
     def _linear(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
         if isinstance(weight, Weight):
-            return product_with(weight, bias, invariant=self._invariant, kernels=self._kernels)
-        return prepare(
-            weight,
-            bias,
-            device=self.device,
-            dtype=self.dtype,
-            invariant=self._invariant,
-            kernels=self._kernels,
-        )
+            linear = product_with(weight, bias, invariant=self._invariant, kernels=self._kernels)
+        else:
+            linear = prepare(
+                weight,
+                bias,
+                device=self.device,
+                dtype=self.dtype,
+                invariant=self._invariant,
+                kernels=self._kernels,
+            )
+        return linear.kept_in(self._memory) if isinstance(linear, PackedLinear) else linear
 
 
 def check_rows(tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], total_slots: int) -> None:

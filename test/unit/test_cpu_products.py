@@ -11,6 +11,7 @@ from tools import absent
 from torch.nn.functional import linear
 
 from rwkv_batch.ops.cpu import products
+from rwkv_batch.ops.cpu.memory import WeightMemory
 from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.ops.weights.groups import CALIBRATED, NF4, Nf4Weight
 from rwkv_batch.ops.weights.products import product_with
@@ -222,6 +223,19 @@ def test_a_large_result_is_whole(compiled, threads):
     weight, x = draw(30011, 24), draw(40, 24, seed=1)
     got = products.packed_linear(compiled, weight, None)(x)
     assert float((got - x.double() @ weight.double().T).abs().max()) < 1e-4
+
+
+def test_weights_are_kept_side_by_side_and_none_is_written_over(compiled):
+    """Small ones, those that fill a block of the memory, and one that is larger than a block."""
+    shapes = [(3, 5), (200, 1030), (3000, 4099), (9000, 8192), (200, 1030)]
+    weights = [integers(*shape) for shape in shapes] + [draw(65, 130).half()]
+    memory = WeightMemory()
+    kept = [memory.keep(weight) for weight in weights]
+    for weight, copy in zip(weights, kept, strict=True):
+        assert copy.dtype == weight.dtype and torch.equal(copy, weight)
+    product = products.packed_linear(compiled, draw(200, 515), None)
+    x = draw(3, 515, seed=1)
+    assert torch.equal(product.kept_in(memory)(x), product(x))
 
 
 def test_a_view_is_multiplied_as_what_it_shows(compiled):

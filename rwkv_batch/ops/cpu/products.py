@@ -3,13 +3,14 @@
 A row's product is the same, bit for bit, beside any other rows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from rwkv_batch.ops.cpu.binding import CpuKernels, PackedMatrix
+from rwkv_batch.ops.cpu.memory import WeightMemory
 
 PANEL = 64  # outputs that lie together
 SUMMED_AT_ONCE = 1024  # outputs: torch makes a copy of them in 32 bits
@@ -29,6 +30,10 @@ class PackedLinear:
     def squared(self, x: Tensor) -> Tensor:
         """The squares of the product's positive numbers, and zeros."""
         return self.kernels.product(x, self.matrix, squared=True)
+
+    def kept_in(self, memory: WeightMemory) -> "PackedLinear":
+        """Copy the weights into that memory, and multiply with these."""
+        return replace(self, matrix=replace(self.matrix, weights=memory.keep(self.matrix.weights)))
 
 
 def packed_linear(kernels: CpuKernels, weight: Tensor, bias: Tensor | None) -> PackedLinear:

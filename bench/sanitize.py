@@ -58,7 +58,7 @@ def tests(models: bool) -> list[str]:
     return [
         str(file)
         for file in files
-        if bool(re.search(r"RWKV7|Engine\(", file.read_text(encoding="utf-8"))) == models
+        if bool(re.search(r"RWKV7|Engine\(|Driver\(", file.read_text(encoding="utf-8"))) == models
     ]
 
 

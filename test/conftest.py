@@ -65,7 +65,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pictures", action="store_true", help="tests of the page keep its pictures in docs/")
     parser.addoption("--schemas", type=int, default=60, help="random JSON schemas that a model writes to")
     parser.addoption("--stages", type=int, help="models on the CPU run in so many stages")
-    parser.addoption("--servers-on", help="servers run there: cuda:0,cuda:0, or in stages: [0,0]")
+    parser.addoption(
+        "--servers-on", help="servers run there, with such flags: 'cuda:0,cuda:0 --batch-invariant', or [0,0]"
+    )
     parser.addoption(
         "--gpu-stages", type=int, help="engines of the tests' own process run in so many on a GPU"
     )
@@ -156,21 +158,23 @@ def pytest_configure(config: pytest.Config) -> None:
         groups.FEWEST_ROWS, groups.FEWEST_TOKENS, groups.CUT = 1, 8, 4
     if engines := config.getoption("--engines"):
         serving.on_cpu = ["--device", ",".join(["cpu"] * engines)]
-    if where := config.getoption("--servers-on"):
-        serving.on_cpu = serving_flags(where)
+    if given := config.getoption("--servers-on"):
+        where, *flags = given.split()
+        serving.on_cpu = serving_flags(where, flags)
         if "],[" in where or ("," in where and "[" not in where):
             serving.on_two = serving.on_cpu
     if config.getoption("--ahead"):
         backends.TorchRunner = LateRunner
 
 
-def serving_flags(where: str) -> list[str]:
+def serving_flags(where: str, flags: Sequence[str]) -> list[str]:
     """Of a server on these devices. Several share a GPU, so each engine takes a part of it.
 
-    Texts are compared, which on a GPU are the same in batches of any size only if that is asked for.
+    Tests that compare texts need `--batch-invariant` among the flags, as rows round otherwise in batches of
+    another size; tests of adapters cannot have it.
     """
-    share = [] if "cpu" in where else ["--gpu-memory", str(ENGINE_GIB), "--batch-invariant"]
-    return ["--pp-devices" if where.startswith("[") else "--device", where, *share]
+    share = [] if "cpu" in where else ["--gpu-memory", str(ENGINE_GIB)]
+    return ["--pp-devices" if where.startswith("[") else "--device", where, *share, *flags]
 
 
 def any_method(tuner: autotune.Autotuner, sizes: Sequence[int], progress: bool = True) -> None:

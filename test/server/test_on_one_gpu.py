@@ -1,6 +1,7 @@
 """Two engines, and two stages, on one GPU say what one engine says to each question.
 
 `--servers-on` runs the other tests of servers there: two engines by `cuda:0,cuda:0`, stages by `[0,0]`.
+Texts of an adapter are those of its training, which stay the same however many rows a step has.
 """
 
 import os
@@ -25,7 +26,7 @@ GREEDY = {"temperature": 0, "alpha_presence": 0, "alpha_frequency": 0, "max_toke
 COUNTRIES = ("France", "Japan", "Germany", "Italy", "Spain", "China", "Egypt", "Canada")
 NAME, SKY = "User: What is my name?\n\nAssistant:", "User: What colour is the sky?\n\nAssistant:"
 PIRATE = {"state_filename": "pirate.pth", "state_viewname": "pirate"}
-CAPITALS = {"lora_name": "capitals", "lora_path": "capitals.pth", "adapter_alpha": 32}
+CAPITALS = {"lora_name": "capitals", "lora_path": "capitals.pth", "adapter_alpha": 16}
 LONG = GREEDY | {"stop_tokens": [], "max_tokens": 80, "chunk_size": 1, "use_prefix_cache": False}
 
 

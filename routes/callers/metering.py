@@ -50,7 +50,7 @@ class Accounts:
         self._path = usage_file(path)
         self._store: UsageStore | None = None  # until it could be opened
         self._counts = KeyCounts()
-        # A stream that the garbage collector finds ends its job in the thread that runs, which may hold this.
+        # A handler that the garbage collector finds ends its job in the running thread, which may be in here.
         self._lock = threading.RLock()
         self._used: dict[tuple[str, str, int], list[int]] = {}  # by name, model and day; not written yet
         self._spent = deque[tuple[Key, int]]()  # tokens that the ledger does not have yet

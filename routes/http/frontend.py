@@ -15,6 +15,7 @@ from routes.callers.metering import Accounts
 from routes.callers.trace import Tracing
 from routes.callers.wire import CallerWire
 from routes.http.counts import HttpCounts
+from routes.http.dropped import DroppedStreams
 from routes.http.errors import ApiError
 from routes.http.readiness import Readiness
 from routes.http.stream import JobStream, failure_status
@@ -48,6 +49,7 @@ class Shared:
         self.live = 0  # requests
         self.changed = threading.Condition()
         self.streams: weakref.WeakSet[JobStream] = weakref.WeakSet()
+        self.dropped = DroppedStreams()
 
 
 class Frontend:

@@ -159,10 +159,11 @@ async def run(
             job.cancel()
             front.leave()
     closed, blocking = partial(_end, front, http), partial(_wait, keep, asyncio.get_running_loop())
+    dropped = front.shared.dropped.put
     pieces: JobStream = (
-        EventStream(job, reply, closed, front.crowded, blocking)
+        EventStream(job, reply, closed, dropped, front.crowded, blocking)
         if stream
-        else SlowJson(job, reply, closed, deltas, blocking)
+        else SlowJson(job, reply, closed, dropped, deltas, blocking)
     )
     front.watch(pieces)
     return stream_response(http, pieces, reply.media_type if stream else "application/json")

@@ -29,6 +29,8 @@ REJECTIONS = {
     "unavailable": 503,
 }
 
+Drop = Callable[[Callable[[], object]], object]
+
 log = logging.getLogger(__name__)
 
 
@@ -43,13 +45,14 @@ class JobStream(ABC):
     """An iterator over the bytes of one job's reply."""
 
     def __init__(
-        self, job: Job, reply: Reply, closed: Callable[[str], None], store: Callable[[], None]
+        self, job: Job, reply: Reply, closed: Callable[[str], None], dropped: Drop, store: Callable[[], None]
     ) -> None:
         """`closed(outcome)` is called once, when the stream has ended or was dropped.
 
-        `store` is called before the last piece of a reply that has succeeded. It may block, and raise.
+        `dropped` is what calls it then, as DroppedStreams.put. `store` is called before the last piece of a
+        reply that has succeeded. It may block, and raise.
         """
-        self.job, self.reply = job, reply
+        self.job, self.reply, self._dropped = job, reply, dropped
         self._closed: Callable[[str], None] | None = closed
         self._store = store
         self._lock = threading.Lock()
@@ -108,7 +111,8 @@ class JobStream(ABC):
             closed(outcome)
 
     def __del__(self) -> None:
-        self.close()
+        if self.live:
+            self._dropped(self.close)
 
     @abstractmethod
     def _next(self) -> bytes:
@@ -127,11 +131,12 @@ class EventStream(JobStream):
         job: Job,
         reply: Reply,
         closed: Callable[[str], None],
+        dropped: Drop,
         crowded: Callable[[], bool],
         store: Callable[[], None] = lambda: None,
     ) -> None:
         """`crowded`: whether so many streams are live that events wait for more text."""
-        super().__init__(job, reply, closed, store)
+        super().__init__(job, reply, closed, dropped, store)
         self._crowded = crowded
         self._begun = False
         self._event_due = 0.0  # when the next event may go out in a crowd
@@ -170,11 +175,12 @@ class SlowJson(JobStream):
         job: Job,
         reply: Reply,
         closed: Callable[[str], None],
+        dropped: Drop,
         deltas: list[RowDelta],
         store: Callable[[], None] = lambda: None,
     ) -> None:
         """`deltas`: what has been read of the job so far."""
-        super().__init__(job, reply, closed, store)
+        super().__init__(job, reply, closed, dropped, store)
         self._deltas = deltas
 
     def _next(self) -> bytes:

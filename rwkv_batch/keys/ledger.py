@@ -76,7 +76,7 @@ class Ledger:
     """One for each front end. Safe to use from any thread. Raises KeysError."""
 
     def __init__(self, path: str | Path) -> None:
-        # A stream that the garbage collector finds ends its job in the running thread, which may be in here.
+        # A handler that the garbage collector finds ends its job in the running thread, which may be in here.
         self._threads = threading.RLock()
         self._holds = False  # the lock of the file
         try:

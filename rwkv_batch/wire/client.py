@@ -298,7 +298,7 @@ class Client:
         self._late: set[str] = set()  # of these, those that are cancelled and count what comes still
         self._lasting: dict[str, ToEngine] = {}  # of these, what is sent again over another connection
         self._outbox: deque[ToEngine] = deque()
-        # One event is delivered at a time. Nothing else may wait for this lock: a stream that the garbage
+        # One event is delivered at a time. Nothing else may wait for this lock: a handler that the garbage
         # collector finds cancels its job in the thread that runs, which may hold a job's own lock.
         self._delivering = threading.Lock()
         self._waker, self._wakened = socket.socketpair()

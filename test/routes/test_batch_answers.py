@@ -36,7 +36,7 @@ class Translations(Reply):
 
 def answered(monkeypatch, job: Job, then: Callable[[asyncio.Task], object] = lambda task: None) -> RowReply:
     async def handler(front, http):
-        stream = SlowJson(job, Translations(), lambda outcome: None, [])
+        stream = SlowJson(job, Translations(), lambda outcome: None, lambda end: None, [])
         return StreamingResponse(stream, 200, Headers({}), "application/json")
 
     route = SimpleNamespace(path=URL, methods=("POST",), shape=deepl_shape, handler=handler)

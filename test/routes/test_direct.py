@@ -17,6 +17,8 @@ from routes.http.stream import JobStream
 class Pieces(JobStream):
     """A stream that notes whether it was closed."""
 
+    live = False  # nothing is to be done when it is dropped
+
     def __init__(self) -> None:
         self.closed = False
 

@@ -2,17 +2,23 @@
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import SimpleNamespace, TracebackType
 
+import prometheus_client.values
 import pytest
 
 from routes.guard.limits import Limits
 from routes.guard.reads import Guard
 from routes.http.frontend import Frontend
+from routes.http.stream import EventStream
+from routes.native.batch import NativeReply
 from routes.table import application
 from rwkv_batch.config import FrontendConfig
+from rwkv_batch.wire.client import Job
+from rwkv_batch.wire.protocol import GenerateRequest
 
 
 class Headers(dict[str, str]):
@@ -48,3 +54,48 @@ def test_a_request_is_gone_when_it_has_been_answered(path: str):
     assert reply.status_code in (200, 404, 503)
     del request
     assert held() is None
+
+
+class Collecting:
+    """A lock in which the garbage collector comes once, at the worst time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        gc.collect()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+
+@pytest.mark.usefixtures("without_collections")
+def test_a_stream_may_be_found_by_the_garbage_collector_where_its_end_cannot_be_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the thread that holds the lock of a count, which knows nothing of threads that come back."""
+    monkeypatch.setattr(prometheus_client.values, "Lock", Collecting)
+    front = Frontend(FrontendConfig(), None)
+    counted, cancelled = [], []
+
+    def count(outcome: str) -> None:
+        front.shared.answered.add("/v1/batch", "POST", 200)
+        counted.append(outcome)
+        front.leave()
+
+    front.enter()
+    job = Job(GenerateRequest("job", ["p"], 8), cancelled.append)
+    stream = EventStream(job, NativeReply("m"), count, front.shared.dropped.put, front.crowded)
+    stream.itself = stream  # nothing but a collection ends it
+    front.watch(stream)
+    del stream
+    counts = threading.Thread(target=front.shared.answered.add, args=("/v1/batch", "POST", 200), daemon=True)
+    counts.start()
+    counts.join(60)
+    assert not counts.is_alive(), "it waits for a lock that it holds itself"
+    with front.shared.changed:
+        assert front.shared.changed.wait_for(lambda: not front.busy, 60)
+    assert (cancelled, counted) == (["job"], ["client left"])

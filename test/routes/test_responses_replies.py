@@ -222,6 +222,7 @@ def test_the_document_is_kept_before_the_last_event_and_holds_its_response():
         job,
         prepared.reply,
         lambda _: None,
+        lambda end: None,
         lambda: False,
         lambda: kept.append((b"response.completed" in seen, prepared.document())),
     )
@@ -239,9 +240,10 @@ def test_a_row_that_fails_ends_the_stream_as_a_failed_response():
         Progress(prepared.request.id, [RowDelta(0, "Hel", 1)]),
         Failed(prepared.request.id, "The device is gone."),
     )
-    last = frames(EventStream(job, prepared.reply, outcomes.append, lambda: False, lambda: kept.append(1)))[
-        -1
-    ]
+    stream = EventStream(
+        job, prepared.reply, outcomes.append, lambda end: None, lambda: False, lambda: kept.append(1)
+    )
+    last = frames(stream)[-1]
     EVENT.validate_json(json.dumps(last), strict=True)
     assert last["type"] == "response.failed" and last["response"]["error"] == {
         "code": "server_error",
@@ -258,10 +260,14 @@ def test_a_response_that_cannot_be_kept_is_no_success():
         prepared = prepare(stream=kind == "stream")
         job = job_with(prepared, Progress(prepared.request.id, pieces("Hello", 2)))
         if kind == "stream":
-            events = frames(EventStream(job, prepared.reply, lambda _: None, lambda: False, full))
+            events = frames(
+                EventStream(job, prepared.reply, lambda _: None, lambda end: None, lambda: False, full)
+            )
             assert events[-1]["type"] == "response.failed" and "response.completed" not in [
                 e["type"] for e in events
             ]
         else:
-            body = json.loads(b"".join(SlowJson(job, prepared.reply, lambda _: None, [], full)))
+            body = json.loads(
+                b"".join(SlowJson(job, prepared.reply, lambda _: None, lambda end: None, [], full))
+            )
             assert body["error"]["type"] == "server_error" and "output" not in body

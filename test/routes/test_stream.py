@@ -1,6 +1,7 @@
 """The iterators that HTTP replies are made from, fed by hand."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -17,6 +18,7 @@ class Desk:
     def __init__(self, rows: int = 1) -> None:
         self.cancelled: list[str] = []
         self.outcomes: list[str] = []
+        self.dropped: list[Callable[[], object]] = []
         self.job = Job(GenerateRequest("job", ["p"] * rows, 8), self.cancelled.append)
         self.put(Accepted("job", [1] * rows))
 
@@ -28,10 +30,12 @@ class Desk:
         self.put(Progress("job", list(deltas)))
 
     def events(self, crowded: bool = False) -> EventStream:
-        return EventStream(self.job, NativeReply("m"), self.outcomes.append, lambda: crowded)
+        return EventStream(
+            self.job, NativeReply("m"), self.outcomes.append, self.dropped.append, lambda: crowded
+        )
 
     def slow(self) -> SlowJson:
-        return SlowJson(self.job, NativeReply("m"), self.outcomes.append, [])
+        return SlowJson(self.job, NativeReply("m"), self.outcomes.append, self.dropped.append, [])
 
 
 def data(chunk: bytes) -> list[dict | str]:
@@ -118,9 +122,12 @@ def test_a_dropped_iterator_cancels_its_job_once(kind):
     stream.close()
     del stream
     assert (desk.cancelled, desk.outcomes) == (["job"], ["client stopped taking"])
+    assert not desk.dropped, "it had been closed"
     dropped = getattr(desk, kind)()
     del dropped
-    assert desk.outcomes[1:] == ["client left"]
+    assert not desk.outcomes[1:], "who drops it may hold any lock"
+    desk.dropped.pop()()
+    assert desk.outcomes[1:] == ["client left"] and not desk.dropped
 
 
 def test_a_failure_is_an_event_and_the_end():

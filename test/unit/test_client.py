@@ -163,7 +163,7 @@ def test_a_finished_job_is_not_cancelled(wire: tuple[StubEngine, Client]):
 
 
 def test_cancelling_does_not_wait_for_a_delivery(wire: tuple[StubEngine, Client]):
-    """A stream that the garbage collector finds cancels its job in a thread that may hold any other lock."""
+    """A handler that the garbage collector finds cancels its job in a thread that may hold any other lock."""
     engine, client, job = submitted(wire)
     other = client.submit(GenerateRequest(id="two", prompts=["c"], max_tokens=1))
     waiting, delivering, cancelled = threading.Event(), threading.Event(), threading.Event()

@@ -153,7 +153,7 @@ def test_a_link_in_the_place_of_the_new_file_is_not_written_through(file):
 
 
 def test_a_ledger_may_be_asked_while_it_counts(file, ledgers):
-    """A stream that the garbage collector finds meanwhile asks it in the same thread."""
+    """A handler that the garbage collector finds meanwhile asks it in the same thread."""
     key = key_of(file, "alice", tokens_per_minute=100)
 
     def more() -> Iterator[tuple[Key, int]]:

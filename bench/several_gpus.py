@@ -5,10 +5,12 @@
 
 For each number of GPUs a server is started, with an engine on each, and loaded with n times what one gets:
 streams, many prompts in one request, turns of sessions, random arrivals. Where there are several engines one
-is killed under load at the end. Prints a table; exit code 1 if a load fails.
+is killed under streams, and another under turns, at the end. Prints a table; exit code 1 if a load fails, or
+if a turn is lost.
 """
 
 import argparse
+import asyncio
 import json
 import os
 import re
@@ -21,8 +23,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.killed_turns import turns_under_kill
 from bench.serve_all import BENCH, LoadCase, Server, measure
 
 STREAMS = LoadCase("streams", 640, 32, 256, concurrency=320, processes=6)
@@ -74,12 +79,24 @@ def arrivals(url: str, rate: int, folder: Path) -> dict:
     return json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
 
 
+def last_engine(folder: Path) -> int:
+    """The process of the engine that was started last."""
+    log = (folder / "server.log").read_text(encoding="utf-8")
+    return int(re.findall(r"engine-\d+ started as process (\d+)", log)[-1])
+
+
+def wait_for_engines(url: str, engines: int) -> None:
+    """Until all of them serve, such as one that was killed.  Raises RuntimeError after two minutes."""
+    end = time.monotonic() + 120
+    while len(re.findall(r"rwkv:engine_up\{[^}]*\} 1\.0", httpx.get(url + "/metrics").text)) < engines:
+        if time.monotonic() > end:
+            raise RuntimeError("an engine that was killed has not come back")
+        time.sleep(0.2)
+
+
 def killed_under_load(server: Server, case: LoadCase, folder: Path) -> str:
     """An engine is killed while streams run: what the others serve, and what fails."""
-    started = re.findall(
-        r"engine-\d+ started as process (\d+)", (folder / "server.log").read_text(encoding="utf-8")
-    )
-    timer = threading.Timer(KILLED_AFTER, os.kill, (int(started[-1]), signal.SIGKILL))
+    timer = threading.Timer(KILLED_AFTER, os.kill, (last_engine(folder), signal.SIGKILL))
     timer.start()
     file = folder / "killed.jsonl"
     flags = [f"--url={server.url}", f"--json={file}", *case.flags(), "--warmup=0"]
@@ -114,6 +131,12 @@ def measure_all(gpus: int, options: argparse.Namespace) -> bool:
                 case = times(STREAMS, gpus, options.divide)
                 print(f"An engine is killed under {case.name}:")
                 print(killed_under_load(server, case, folder), flush=True)
+                wait_for_engines(server.url, gpus)
+                sessions = max(2, SESSIONS * gpus // options.divide)
+                print(f"An engine is killed under turns of {sessions} sessions:")
+                found = asyncio.run(turns_under_kill(server.url, sessions, last_engine(folder)))
+                print(found, flush=True)
+                fine &= not found.lost and not found.twice
         except RuntimeError as error:
             print(error, flush=True)
             fine = False

@@ -140,9 +140,10 @@ class Guard:
         """Fill the buffer with what is to be read in place of what the client has sent.
 
         `got`: bytes of that which have been taken. Robyn waits for the system to report more only when the
-        buffer is not full. So this reads until it is, or nothing more has come.
+        buffer is not full. So this reads until it is, or nothing more has come. What comes is counted as it
+        does: a client that sends faster than this reads would otherwise pass all limits until its body ends.
         """
-        taken = thrown = 0
+        thrown = waiting = 0
         while True:
             problem = ctypes.get_errno() if got < 0 else 0
             if expired := connection.expired:
@@ -157,17 +158,16 @@ class Guard:
                 connection.end()
             elif problem not in (errno.EAGAIN, errno.EINTR):
                 connection.forget()
-            taken += max(got, 0)
+            before, waiting = waiting, len(connection.out)
+            if connection.clock.goes_on(connection.part, asks=waiting > before) or waiting > room:
+                self.watch.holds(max(got, 0))
             thrown += got if connection.over else 0
-            if got <= 0 or len(connection.out) >= room or thrown > MOST_THROWN:
+            if got <= 0 or waiting >= room or thrown > MOST_THROWN:
                 problem = problem or errno.EAGAIN
                 break
             got = self._real_recv(number, buffer, room, 0)
             if got > 0 and connection.passes(data := ctypes.string_at(buffer, got)):
                 connection.out.add(data)
-        waiting = len(connection.out)
-        if connection.clock.goes_on(connection.part, asks=waiting > 0) or waiting > room:
-            self.watch.holds(taken)
         if connection.out:
             return connection.out.move(buffer, room)
         ctypes.set_errno(problem)

@@ -340,6 +340,23 @@ def test_the_slowest_body_ends_where_all_together_are_too_much(listener: socket.
         each.close()
 
 
+def test_a_body_that_comes_faster_than_it_is_read_is_counted_as_it_comes(listener: socket.socket):
+    guard, whole = Guard(Limits(body=100_000)), sized(b"x" * 100_000)
+    fast, *others = (Sockets(guard, listener) for _ in range(5))
+    for other in others:
+        for at in range(0, 99_000, 4500):
+            other.client.sendall(whole[at : at + 4500])
+            assert other.arrived() == errno.EAGAIN
+    fast.client.sendall(whole[:50_000])
+    fast.client.shutdown(socket.SHUT_WR)
+    end = select.poll()
+    end.register(fast.server, select.POLLRDHUP)
+    assert end.poll(20_000), "it does not come"
+    assert b'"status":503' in fast.read(), "and not that its body is cut short"
+    for each in (fast, *others):
+        each.close()
+
+
 def test_whole_bodies_that_nobody_reads_end_where_all_together_are_too_much(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ):

@@ -3,7 +3,8 @@
 A glossary is a document for its name, and one for the terms of each pair of languages. The key of that says
 how many terms it has, so a list of glossaries reads none. A key has a number, too: terms that are changed
 are written under the next number, and the highest one counts. So a change is there at once or not at all, and
-no terms are left without a name, which is written first and removed last.
+no terms are left without a name, which is written first and removed last. A further name is written under a
+number too: the document of the first one is written once, so a glossary that is deleted meanwhile stays so.
 """
 
 import asyncio
@@ -19,7 +20,8 @@ from routes.http.errors import ApiError
 from routes.http.frontend import Frontend
 from rwkv_batch.wire.commands import GetDocument, ListDocuments, PutDocument, RemoveDocument
 
-NAMES, ENTRIES = "glossary:", "glossary-entries:"  # what the keys of documents begin with
+# What the keys of documents begin with: of the first name, of those in its place, and of terms.
+NAMES, RENAMES, ENTRIES = "glossary:", "glossary-name:", "glossary-entries:"
 MOST_KEPT = 1000  # glossaries, and pairs of languages of all of them
 MOST_AT_ONCE = 64  # names that are read for a list
 
@@ -52,7 +54,7 @@ class StoredTerms(NamedTuple):
 
 
 class NameAndTime(msgspec.Struct, frozen=True):
-    """The document of a glossary."""
+    """The document of a name."""
 
     name: str
     created: float  # seconds since 1970
@@ -70,9 +72,13 @@ class StoredGlossary(NamedTuple):
 async def all_glossaries(front: Frontend) -> list[StoredGlossary]:
     """In the order in which they were stored. Raises ApiError."""
     terms = _by_glossary(await _keys(front, ENTRIES))
+    newest: dict[str, int] = {}
+    for key in await _keys(front, RENAMES):
+        glossary, number = _renamed(key)
+        newest[glossary] = max(number, newest.get(glossary, 0))
     ids = [key.removeprefix(NAMES) for key in await _keys(front, NAMES)]
     turn = asyncio.Semaphore(MOST_AT_ONCE)
-    named = await asyncio.gather(*(_name(front, each, turn) for each in ids))
+    named = await asyncio.gather(*(_name(front, each, newest.get(each, 0), turn) for each in ids))
     found = [
         StoredGlossary(each, name.name, name.created, terms.get(each, {}))
         for each, name in zip(ids, named, strict=True)
@@ -83,10 +89,15 @@ async def all_glossaries(front: Frontend) -> list[StoredGlossary]:
 
 async def one_glossary(front: Frontend, glossary_id: str) -> StoredGlossary:
     """Raises ApiError 404."""
-    name = await _name(front, glossary_id) if ":" not in glossary_id else None
+    if ":" in glossary_id:
+        raise missing(glossary_id)
+    keys, number = await asyncio.gather(
+        _keys(front, f"{ENTRIES}{glossary_id}:"), _newest_name(front, glossary_id)
+    )
+    name = await _name(front, glossary_id, number)
     if name is None:
         raise missing(glossary_id)
-    terms = _by_glossary(await _keys(front, f"{ENTRIES}{glossary_id}:"))
+    terms = _by_glossary(keys)
     return StoredGlossary(glossary_id, name.name, name.created, terms.get(glossary_id, {}))
 
 
@@ -102,7 +113,7 @@ async def create(front: Frontend, name: str, entries: Mapping[Pair, Entries]) ->
     """Store a glossary. If that fails, nothing of it stays. Raises ApiError."""
     await _demand_room(front, len(entries), glossaries=1)
     glossary = StoredGlossary(str(uuid4()), name, time.time(), {})
-    await rename(front, glossary, name)
+    await _put_name(front, NAMES + glossary.id, glossary)
     try:
         for pair, each in entries.items():
             glossary.terms[pair] = await _put(front, StoredTerms(glossary.id, pair, 1, len(each)), each)
@@ -114,10 +125,15 @@ async def create(front: Frontend, name: str, entries: Mapping[Pair, Entries]) ->
 
 
 async def rename(front: Frontend, glossary: StoredGlossary, name: str) -> StoredGlossary:
-    """Raises ApiError."""
-    data = msgspec.json.encode(NameAndTime(name, glossary.created))
-    await front.ask(PutDocument(uuid4().hex, NAMES + glossary.id, data))
-    return glossary._replace(name=name)
+    """Raises ApiError, 404 if it has been deleted meanwhile."""
+    renamed = glossary._replace(name=name)
+    number = await _newest_name(front, glossary.id) + 1
+    await _put_name(front, f"{RENAMES}{glossary.id}:{number}", renamed)
+    await _demand_stored(front, glossary.id)
+    with contextlib.suppress(ApiError):  # which count no more
+        keys = await _keys(front, f"{RENAMES}{glossary.id}:")
+        await _remove_all(front, [key for key in keys if _renamed(key)[1] < number])
+    return renamed
 
 
 async def replace_terms(front: Frontend, glossary: StoredGlossary, pair: Pair, entries: Entries) -> None:
@@ -127,10 +143,7 @@ async def replace_terms(front: Frontend, glossary: StoredGlossary, pair: Pair, e
         await _demand_room(front, 1)
     new = StoredTerms(glossary.id, pair, old.number + 1 if old else 1, len(entries))
     glossary.terms[pair] = await _put(front, new, entries)
-    if await _name(front, glossary.id) is None:  # it has been deleted meanwhile
-        with contextlib.suppress(ApiError):
-            await _remove_all(front, await _keys(front, f"{ENTRIES}{glossary.id}:"))
-        raise missing(glossary.id)
+    await _demand_stored(front, glossary.id)
     with contextlib.suppress(ApiError):  # which are older, and count no more
         await _remove_terms(front, glossary.id, pair, before=new.number)
 
@@ -144,8 +157,8 @@ async def remove(front: Frontend, glossary_id: str) -> None:
     """Raises ApiError."""
     await _remove_all(front, await _keys(front, f"{ENTRIES}{glossary_id}:"))
     await _remove_all(front, [NAMES + glossary_id])
-    # Terms that were being replaced meanwhile: who puts them sees from now on that there is no name.
-    await _remove_all(front, await _keys(front, f"{ENTRIES}{glossary_id}:"))
+    # What was being written meanwhile: who writes sees from now on that there is no glossary.
+    await _remove_rest(front, glossary_id)
 
 
 def decoded(entries: bytes) -> Entries:
@@ -177,6 +190,19 @@ async def _demand_room(front: Frontend, pairs: int, glossaries: int = 0) -> None
         )
 
 
+async def _demand_stored(front: Frontend, glossary_id: str) -> None:
+    """What has been written of a glossary stays only if it is still there. Raises ApiError 404."""
+    if not await _document(front, NAMES + glossary_id):
+        with contextlib.suppress(ApiError):
+            await _remove_rest(front, glossary_id)
+        raise missing(glossary_id)
+
+
+async def _put_name(front: Frontend, key: str, glossary: StoredGlossary) -> None:
+    data = msgspec.json.encode(NameAndTime(glossary.name, glossary.created))
+    await front.ask(PutDocument(uuid4().hex, key, data))
+
+
 async def _put(front: Frontend, terms: StoredTerms, entries: Entries) -> StoredTerms:
     await front.ask(PutDocument(uuid4().hex, terms.key, msgspec.json.encode(entries)))
     return terms
@@ -188,6 +214,12 @@ async def _remove_terms(front: Frontend, glossary_id: str, pair: Pair, before: i
     await _remove_all(
         front, [key for key in keys if before is None or StoredTerms.from_key(key).number < before]
     )
+
+
+async def _remove_rest(front: Frontend, glossary_id: str) -> None:
+    """All that is stored of a glossary but its first name."""
+    for kind in (ENTRIES, RENAMES):
+        await _remove_all(front, await _keys(front, f"{kind}{glossary_id}:"))
 
 
 async def _remove_all(front: Frontend, keys: Iterable[str]) -> None:
@@ -209,9 +241,26 @@ async def _document(front: Frontend, key: str) -> bytes:
     return next(filter(None, found), b"")
 
 
+def _renamed(key: str) -> tuple[str, int]:
+    """The glossary of which that is the key of a further name, and the number of that."""
+    glossary, number = key.removeprefix(RENAMES).split(":")
+    return glossary, int(number)
+
+
+async def _newest_name(front: Frontend, glossary_id: str) -> int:
+    """Its number; 0 is the first name's."""
+    return max((_renamed(key)[1] for key in await _keys(front, f"{RENAMES}{glossary_id}:")), default=0)
+
+
 async def _name(
-    front: Frontend, glossary_id: str, turn: asyncio.Semaphore | None = None
+    front: Frontend, glossary_id: str, number: int, turn: asyncio.Semaphore | None = None
 ) -> NameAndTime | None:
+    """The name of that number, or a newer one; None if there is no such glossary."""
     async with turn or contextlib.nullcontext():
-        data = await _document(front, NAMES + glossary_id)
+        data = first = await _document(front, NAMES + glossary_id)
+        while first and number:
+            if data := await _document(front, f"{RENAMES}{glossary_id}:{number}"):
+                break
+            number = await _newest_name(front, glossary_id)  # it has been replaced, or all is being deleted
+            data = first = await _document(front, NAMES + glossary_id)
     return msgspec.json.decode(data, type=NameAndTime) if data else None

@@ -5,7 +5,7 @@ from datetime import datetime
 import pytest
 from frontend_process import PASSWORD
 
-from rwkv_batch.wire.commands import Command, ListDocuments, PutDocument, RemoveDocument
+from rwkv_batch.wire.commands import Command, GetDocument, ListDocuments, PutDocument, RemoveDocument
 from rwkv_batch.wire.protocol import Event, Failed
 
 GERMAN = {
@@ -233,7 +233,7 @@ def test_a_change_that_cannot_be_stored_changes_nothing(server, stored, monkeypa
     assert entries(server, stored, **TO_FRENCH) == {("en", "fr"): "world\tglobe"}
 
 
-def test_terms_that_are_put_when_the_glossary_was_deleted_are_not_kept(server, monkeypatch):
+def test_what_is_put_when_the_glossary_was_deleted_is_not_kept(server, monkeypatch):
     answers = server.engine.reply_to
 
     def reply_to(command: Command) -> Event:
@@ -245,6 +245,7 @@ def test_terms_that_are_put_when_the_glossary_was_deleted_are_not_kept(server, m
     for method, path, body in (
         ("PUT", "/dictionaries", FRENCH),
         ("PATCH", "", {"name": "theirs", "dictionaries": [FRENCH]}),
+        ("PATCH", "", {"name": "theirs"}),
     ):
         glossary = server.http.post("/v3/glossaries", json=BOTH).json()
         with monkeypatch.context() as meanwhile:
@@ -254,9 +255,36 @@ def test_terms_that_are_put_when_the_glossary_was_deleted_are_not_kept(server, m
         assert documents(server) == []
 
 
-def test_terms_that_are_put_while_the_glossary_is_deleted_go_with_it(server, stored, monkeypatch):
+def test_a_glossary_is_renamed_again_and_again(server, stored):
+    for name in ("theirs", "yours", "ours, too"):
+        renamed = server.http.patch(place(stored), json={"name": name})
+        assert renamed.status_code == 200 and renamed.json() == stored | {"name": name}
+        assert server.http.get(place(stored)).json() == renamed.json()
+        assert server.http.get("/v3/glossaries").json() == {"glossaries": [renamed.json()]}
+    assert len(documents(server)) == 4, "two dictionaries, the first name and the last"
+    assert server.http.delete(place(stored)).status_code == 204
+    assert documents(server) == []
+
+
+def test_a_name_that_is_replaced_while_it_is_read_is_the_next_one(server, stored, monkeypatch):
+    answers, key = server.engine.reply_to, f"glossary-name:{stored['glossary_id']}:"
+    server.http.patch(place(stored), json={"name": "theirs"})
+
+    def reply_to(command: Command) -> Event:
+        if isinstance(command, GetDocument) and command.key == f"{key}1":  # another front end is faster
+            first = answers(GetDocument("x", command.key)).data
+            answers(PutDocument("x", f"{key}2", first.replace(b"theirs", b"yours")))
+            answers(RemoveDocument("x", command.key))
+        return answers(command)
+
+    monkeypatch.setattr(server.engine, "reply_to", reply_to)
+    assert server.http.get(place(stored)).json() == stored | {"name": "yours"}
+
+
+@pytest.mark.parametrize("put", ["glossary-entries:{}:en:fr:2:1", "glossary-name:{}:1"])
+def test_what_is_put_while_the_glossary_is_deleted_goes_with_it(server, stored, monkeypatch, put):
     answers, name = server.engine.reply_to, f"glossary:{stored['glossary_id']}"
-    put = f"glossary-entries:{stored['glossary_id']}:en:fr:2:1"
+    put = put.format(stored["glossary_id"])
 
     def reply_to(command: Command) -> Event:
         if isinstance(command, RemoveDocument) and command.key == name:

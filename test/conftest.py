@@ -18,6 +18,7 @@ import pytest
 import serving
 import torch
 from ahead import LateRunner
+from own_memory import OwnMemory
 from postgres_server import PostgresServer
 from serving import Server
 from tools import absent
@@ -41,6 +42,7 @@ ENGINE_GIB = 4  # of a GPU, for each engine of servers on it
 LOG_SHOWN = 8000  # characters of a server's log
 NEEDS_GPU = re.compile(r"^pytestmark = (?:\[\*)?needs_gpu\b", re.MULTILINE)  # files without another test
 MARKED = re.compile(r"^pytestmark = pytest\.mark\.thorough$", re.MULTILINE)
+MEMORY = OwnMemory()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -111,6 +113,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
             if isinstance(given, Server):
                 report.sections.append((f"log of {name}", given.log()[-LOG_SHOWN:]))
     return report
+
+
+def pytest_collection_finish() -> None:
+    MEMORY.begin()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """A process of the tests does not grow from file to file."""
+    yield
+    MEMORY.give_back(at_once=nextitem is None or nextitem.path != item.path)
 
 
 def lacks_gpu(config: pytest.Config) -> bool:

@@ -39,6 +39,7 @@ class PostgresProxy:
 
     def close(self) -> None:
         self._away = True
+        self._listener.shutdown(socket.SHUT_RDWR)  # which ends the thread that waits for connections
         self._listener.close()
         self._close_all()
 

@@ -10,8 +10,6 @@ from msgspec import structs
 
 from rwkv_batch.bundled.unpack import DRAFT
 from rwkv_batch.engine.constraints import masks
-from rwkv_batch.engine.speculation import drafting
-from rwkv_batch.engine.speculation.cost import DraftCost
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.wire.protocol import Grammar, RowDelta, Sampling
 
@@ -36,17 +34,16 @@ OPTIONS = {"device": "cpu", "max_rows": 4, "prefix_cache_mb": 0, "l1": 4}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def free_drafts() -> Iterator[None]:
-    """Drafts cost nothing, and no mask takes long: all that are found are verified, on any machine."""
+def patience_with_masks(free_drafts: None) -> Iterator[None]:
+    """No mask takes long, on any machine: drafts behind each are verified."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(masks, "PATIENCE", math.inf)
         patch.setattr(masks, "QUICK", math.inf)
-        patch.setattr(drafting, "draft_cost", lambda *of: DraftCost(0.0, 0.0))
         yield
 
 
 @pytest.fixture(scope="module")
-def drivers(free_drafts: None, weights: Checkpoint) -> Iterator[list[Driver]]:
+def drivers(patience_with_masks: None, weights: Checkpoint) -> Iterator[list[Driver]]:
     """The bundled model without drafts, with those of its text, and with those of a draft model."""
     kinds: list[dict] = [{}, {"speculate": 7}, {"speculate": 5, "draft_model": str(DRAFT)}]
     made = [Driver(weights=weights, **OPTIONS, **kind) for kind in kinds]

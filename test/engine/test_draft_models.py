@@ -31,12 +31,7 @@ PROMPTS = [TALE, LONG, "User: What is the capital of France?\n\nAssistant:"]
 OPTIONS = {"device": "cpu", "max_rows": 4, "prefix_cache_mb": 0, "prefill_tokens": 64}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def free_drafts() -> Iterator[None]:
-    """Drafts cost nothing: all that are guessed are verified, on any machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafting, "draft_cost", lambda *of: DraftCost(0.0, 0.0))
-        yield
+pytestmark = pytest.mark.usefixtures("free_drafts")
 
 
 @pytest.fixture(scope="module")

@@ -39,12 +39,7 @@ ADJUSTED = Sampling(
 NOISY = Sampling(seed=5, method="noise", noise=2.0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def free_drafts() -> Iterator[None]:
-    """Drafts cost nothing: all that are found are verified, on any machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafting, "draft_cost", lambda *of: DraftCost(0.0, 0.0))
-        yield
+pytestmark = pytest.mark.usefixtures("free_drafts")
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,10 @@ def test_a_mixture_is_one_request_to_those_who_stop_or_pause_it(driver: Driver) 
     name = driver.add(LONG, mixture=mixture, sampling=sampling, max_tokens=30, flush_tokens=1, name="x")
     while sum(len(row.drawn) for row in driver.engine.scheduler.running.values()) < 10:
         driver.step()
-    (info,) = driver.ask(ListRequests("list")).requests
+    driver.woken.clear()
+    driver.engine.command((b"test", "list"), ListRequests("list"))
+    assert driver.woken.wait(30), "what is paused is not read"  # before the next steps end the rows
+    (info,) = driver.until("list", (CommandReply,))[-1].requests
     assert (info.rows, info.max_tokens) == (1, 30)
     assert driver.ask(PauseRequest("pause", name="x")).requests[0].rows == 1
     assert not driver.engine.scheduler.running

@@ -77,8 +77,9 @@ def kind_of(path: str) -> str:
     """Which of the server's files it is."""
     for pattern, kind in (
         (r"batches/file-.*", "file of a batch"),
-        (r".*\.images/.*\.state", "image"),
-        (r".*\.images/.*\.part", "image being written"),
+        (r".*\.images/.*\.state|images/.*/states/.*\.state", "image"),
+        (r".*\.images/.*\.part|images/.*/states/.*\.part", "image being written"),
+        (r"images/rwkv_states-[^/]*/index\.db.*", "index of images"),
         (r"tmp/rwkv-[^/]*/counts/.*", "counts of requests"),
         (r"tmp/tmp.*", "temporary file"),
     ):

@@ -70,6 +70,10 @@ class Refused(StoreError):
     """A change that cannot be made, while others of the same transaction can."""
 
 
+class NotNow(Refused, StoreAway):
+    """A change that this server cannot make just now, while others of the same transaction can."""
+
+
 class Dangling(Refused):
     """What an operation builds on is not in the database."""
 

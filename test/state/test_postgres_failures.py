@@ -1,10 +1,16 @@
 """What a server does when its PostgreSQL, the way to it or its own disk fails."""
 
+import io
+import os
 import socket
+import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
+from errno import EIO, EMFILE, ENOSPC
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -24,6 +30,7 @@ from rwkv_batch.state.entries import (
     Removed,
     RowDamaged,
     StoreAway,
+    Unavailable,
 )
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.log.protocol import Wanted
@@ -296,6 +303,90 @@ def test_a_session_whose_turns_are_not_found_stays(postgres: PostgresServer, tmp
             bench.look("a")
         bench.settle()
         database.execute("UPDATE turns SET id = id - 1")
+        assert bench.look("a") == expected
+
+
+# Files of states
+
+
+class FailingFiles:
+    """While `errno` is set, files of states cannot be opened so, to be read or to be written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+        self.errno = 0
+        for owner in (os, io):
+            monkeypatch.setattr(owner, "open", partial(self._open, owner.open, suffix))
+
+    def _open(self, real: Callable[..., Any], suffix: str, path: Any, *arguments: Any, **named: Any) -> Any:
+        if self.errno and str(path).endswith(suffix):
+            raise OSError(self.errno, os.strerror(self.errno))
+        return real(path, *arguments, **named)
+
+
+@pytest.mark.parametrize("errno", [EMFILE, EIO, ENOSPC])
+@pytest.mark.parametrize("suffix", [".part", ".state"])
+def test_a_state_whose_file_cannot_be_used_now_is_refused_for_now(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, errno: int
+) -> None:
+    """Where it is written, and where it is read again for the database."""
+    name, files = new_name(), FailingFiles(monkeypatch, suffix)
+    with closing(Bench(store=PostgresStore(postgres.url, tmp_path, name=name))) as bench:
+        bench.begin_in("a", b"past", 5)
+        data = bench.do(bench.pool.files.export, "a", "state").value
+        files.errno = errno
+        error = bench.do(partial(bench.import_, "b", data)).error
+        assert isinstance(error, Unavailable) and os.strerror(errno) in error
+        files.errno = 0
+        bench.settle()
+        assert bench.pool.find("b") is None
+        assert len([*bench.pool.store.images_folder.iterdir()]) == 1
+        assert bench.do(partial(bench.import_, "b", data)).error is None
+        assert bench.look("b") == bench.look("a")
+
+
+class FailingIndex:
+    """While `fails`, no index of images can be written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fails, connect = False, sqlite3.connect
+
+        def connected(*arguments: Any, **named: Any) -> sqlite3.Connection:
+            database = connect(*arguments, **named)
+            database.set_authorizer(self._asked)
+            return database
+
+        monkeypatch.setattr(sqlite3, "connect", connected)
+
+    def _asked(self, action: int, *_: object) -> int:
+        writes = action in (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_DELETE)
+        return sqlite3.SQLITE_DENY if self.fails and writes else sqlite3.SQLITE_OK
+
+
+def test_no_file_of_a_state_stays_where_the_index_of_images_cannot_be_written(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, name = FailingIndex(monkeypatch), new_name()
+    with closing(Bench(store=PostgresStore(postgres.url, tmp_path, name=name))) as bench:
+        folder = bench.pool.store.images_folder
+        for key in "ab":
+            bench.begin_in(key, b"past", 5)
+        expected = bench.look("a")
+        index.fails = True
+        assert bench.delete("b") == 1
+        bench.settle()
+        assert len([*folder.iterdir()]) == 1
+        assert len(bench.pool.store.image_turns()) == 2, "its row is still there"
+        index.fails = False
+        bench.begin_in("c", b"past", 5)
+        assert bench.delete("c") == 1
+        bench.settle()
+        assert len([*folder.iterdir()]) == len(bench.pool.store.image_turns()) == 1
+    with closing(Bench(store=PostgresStore(postgres.url, tmp_path / "other", name=name))) as bench:
+        index.fails = True
+        with pytest.raises(LookupError, match="index of states cannot be written"):
+            bench.look("a")
+        assert not [*bench.pool.store.images_folder.iterdir()]
+        index.fails = False
         assert bench.look("a") == expected
 
 

@@ -10,7 +10,7 @@ import torch
 from pools import SLOTS, Bench, after
 
 from rwkv_batch.state import images
-from rwkv_batch.state.entries import Collect, Operation, PutSession, Removed, StoreDocument
+from rwkv_batch.state.entries import Collect, Operation, PutImage, PutSession, Removed, StoreDocument
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.sql import tables
 from rwkv_batch.state.starts.contents import StartContents
@@ -110,6 +110,36 @@ def test_images_that_cannot_be_written_cost_no_session(
     again = Bench(path)
     assert [again.look(key) for key in "abc"] == [seen(1, 2)] * 3
     again.close()
+
+
+@pytest.mark.parametrize("fails", ["the second file", "the commit"])
+def test_no_file_stays_of_images_that_cannot_be_stored_at_the_end(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
+) -> None:
+    apply, write, written = tables.apply, images.write, list[int]()
+
+    def failing(operation: Operation, connection: sqlite3.Connection, removed: Removed) -> None:
+        apply(operation, connection, removed)
+        if isinstance(operation, PutImage) and fails == "the commit":
+            raise full_disk()
+
+    def failing_write(folder: Path, turn: int, image: torch.Tensor) -> None:
+        if written and fails == "the second file":
+            raise OSError(28, "No space left on device")
+        write(folder, turn, image)
+        written.append(turn)
+
+    bench = Bench(path)
+    for key in "ab":
+        bench.turn(key, [1, 2])
+    monkeypatch.setattr(tables, "apply", failing)
+    monkeypatch.setattr(images, "write", failing_write)
+    bench.close()
+    assert written and "tokens are" in caplog.text
+    with closing(sqlite3.connect(path)) as database:
+        rows = [f"{turn}.state" for (turn,) in database.execute("SELECT turn FROM images")]
+    assert [file.name for file in images.folder(path).iterdir()] == rows
+    assert len(rows) == (fails == "the second file"), "what was written before is of use"
 
 
 def test_what_was_answered_before_its_commit_failed_is_written_when_there_is_room(

@@ -28,6 +28,7 @@ class ImageIndex:
     def __init__(self, folder: Path) -> None:
         self.states = folder / "states"
         self._lock = RLock()
+        self._left: set[int] = set()  # turns whose rows could not be removed: their files go all the same
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             images.prepared_folder(self.states)
@@ -62,7 +63,7 @@ class ImageIndex:
     def model(self, turn: int) -> int | None:
         """The model whose state the turn's image holds; None: there is no image."""
         rows = self._rows("SELECT model FROM images WHERE turn = ?", turn)
-        return int(rows[0][0]) if rows else None
+        return int(rows[0][0]) if rows and turn not in self._left else None
 
     def tokens(self, turn: int) -> int:
         """Tokens before the end of the turn, if it has an image; 0: it has none."""
@@ -90,12 +91,26 @@ class ImageIndex:
             image.size,
             image.used,
         )
+        if noted:
+            self._left.discard(image.turn)
         return bool(noted)
 
     def drop(self, turns: Iterable[int]) -> list[int]:
-        """Forget these; which of them there were."""
-        statement = "DELETE FROM images WHERE turn = ? RETURNING turn"
-        return [int(found) for turn in turns for (found,) in self._rows(statement, turn)]
+        """Forget these; which of them there were, or may have been, and whose files go.
+
+        A row that cannot be removed now goes with the next ones.
+        """
+        found = list[int]()
+        with self._lock:
+            for turn in {*self._left, *turns}:
+                rows = self._ask("DELETE FROM images WHERE turn = ? RETURNING turn", turn)
+                if rows is None:
+                    self._left.add(turn)
+                else:
+                    self._left.discard(turn)
+                if rows is None or rows:
+                    found.append(turn)
+        return found
 
     def shrink(self, limit: int) -> list[int]:
         """Forget the least worth until the limit is met: tokens that are saved, by the time without use."""
@@ -119,9 +134,13 @@ class ImageIndex:
                 self._file = -1
 
     def _rows(self, statement: str, *values: object) -> list[tuple[int, ...]]:
+        return self._ask(statement, *values) or []
+
+    def _ask(self, statement: str, *values: object) -> list[tuple[int, ...]] | None:
+        """The rows; None: the index cannot be used."""
         with self._lock:
             try:
                 return self._database.execute(statement, values).fetchall()
             except sqlite3.Error as error:
                 log.warning("The index of states on this disk cannot be used: %s", error)
-                return []
+                return None

@@ -147,24 +147,33 @@ class ImageCache:
         """At the end, on the calling thread: the images most worth writing, while there is time."""
         if self._folder is None:
             return
+        written = self._write_most(self._folder, heads, state)
+        operations = [operation for head in written for operation in self._put(head)]
+        unwanted = [head.turn for head in written]  # whose files go
+        try:
+            if operations and isinstance(outcome := self._store.commit([operations])[0], Removed):
+                unwanted = outcome.images
+        except StoreError as error:
+            log.warning("Images of sessions cannot be stored, whose tokens are: %s", error)
+        images.remove(self._folder, unwanted, self._left)
+
+    def _write_most(self, folder: Path, heads: Sequence[Head], state: Callable[[int], Tensor]) -> list[Head]:
+        """Files for the most worth of these, while there is time and room."""
         wanted = sorted(filter(self.worthwhile, heads), key=lambda head: head.imaged - head.tokens)
-        deadline, operations, count = time.monotonic() + SHUTDOWN_SECONDS, list[Operation](), 0
+        deadline, written = time.monotonic() + SHUTDOWN_SECONDS, list[Head]()
         try:
             for head in wanted:
                 if time.monotonic() > deadline:
-                    log.info("%d sessions will be brought back by feeding their tokens.", len(wanted) - count)
+                    left = len(wanted) - len(written)
+                    log.info("%d sessions will be brought back by feeding their tokens.", left)
                     break
                 image = state(head.turn)
                 seal(image, self._layout, head.tokens, time.time(), head.digest)
-                images.write(images.prepared_folder(self._folder), head.turn, image)
-                operations += self._put(head)
-                count += 1
-            if operations:
-                (outcome,) = self._store.commit([operations])
-                if isinstance(outcome, Removed):
-                    images.remove(self._folder, outcome.images, self._left)
-        except (OSError, StoreError) as error:
-            log.warning("Images of sessions cannot be stored, whose tokens are: %s", error)
+                images.write(images.prepared_folder(folder), head.turn, image)
+                written.append(head)
+        except OSError as error:
+            log.warning("Images of sessions cannot be written, whose tokens are stored: %s", error)
+        return written
 
     def _put(self, head: Head) -> list[Operation]:
         saves, size = head.tokens - head.imaged or head.tokens, self._layout.size

@@ -27,7 +27,6 @@ from rwkv_batch.state.entries import (
     PutModel,
     PutSession,
     PutTurn,
-    Refused,
     Removed,
     RemoveDocuments,
     Shrink,
@@ -70,7 +69,7 @@ _UNUSED = f"""
 class GroupChanges:
     """Of one group: what it has removed, and operations on images, which are no matter of the database."""
 
-    image: Callable[[int], bytes | None]  # the image of a turn, from this server's disk
+    image: Callable[[int], bytes]  # the image of a turn, from this server's disk; raises Refused
     writer: int | None = None  # who has the states of its turns; None: nobody gets them from there
     removed: Removed = field(default_factory=Removed)
     images: list[PutImage | DropImages | Shrink] = field(default_factory=list)
@@ -204,8 +203,7 @@ def _put_image(operation: PutImage, db: Database, changes: GroupChanges) -> None
         return
     changes.images.append(operation)
     if found[0] == 0:
-        if (data := changes.image(operation.turn)) is None:
-            raise Refused("The session's state cannot be read again from this server's disk; send it again.")
+        data = changes.image(operation.turn)
         db.execute(
             "INSERT INTO states (turn, model, data) VALUES (%s, %s, %b) ON CONFLICT (turn) DO UPDATE "
             "SET model = excluded.model, data = excluded.data",

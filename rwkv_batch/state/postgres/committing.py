@@ -76,7 +76,7 @@ class Transactions:
     """For the thread that commits. `image`: see GroupChanges. `address`: where others get states, or ""."""
 
     def __init__(
-        self, connection: PostgresConnection, image: Callable[[int], bytes | None], address: str = ""
+        self, connection: PostgresConnection, image: Callable[[int], bytes], address: str = ""
     ) -> None:
         self._connection, self._image, self._address = connection, image, address
         self._id = secrets.randbits(62)

@@ -22,6 +22,7 @@ from rwkv_batch.state.entries import (
     Conflict,
     Dangling,
     DropImages,
+    NotNow,
     Operation,
     PutImage,
     Removed,
@@ -294,12 +295,15 @@ class PostgresStore:
                 case Shrink(limit=limit):
                     removed.images += self.index.shrink(limit)
 
-    def _image(self, turn: int) -> bytes | None:
-        """The image of a turn whose past is not known, as it is on this disk."""
+    def _image(self, turn: int) -> bytes:
+        """The image of a turn whose past is not known, as it is on this disk. Raises NotNow."""
         try:
             return images.read(self.images_folder, turn, pinned=False).numpy().tobytes()
-        except RowDamaged:
-            return None
+        except RowDamaged as error:
+            reason = getattr(error.__cause__, "strerror", None) or "it is not whole"
+            raise NotNow(
+                f"A state cannot be read again from this server's disk ({reason}); send the request again."
+            ) from error
 
     def _fetch(self, turn: Turn, model: int) -> bool:
         """Bring a state from the database to this disk; whether it is there now. Raises StoreError."""
@@ -317,7 +321,12 @@ class PostgresStore:
             raise StoreAway(
                 f"The session's state cannot be brought to this server's disk ({reason}); try again later."
             ) from None
-        self.index.put(PutImage(turn.id, model, turn.end, turn.end, len(data), turn.created))
+        if not self.index.put(PutImage(turn.id, model, turn.end, turn.end, len(data), turn.created)):
+            images.remove(self.images_folder, [turn.id])
+            raise StoreAway(
+                "The session's state cannot be brought to this server's disk (its index of states cannot be "
+                "written); try again later."
+            )
         return True
 
 

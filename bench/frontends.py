@@ -172,7 +172,7 @@ class Host:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self.port, self.url = port, f"http://127.0.0.1:{port}"
+        self.port, self.url, self._frontends = port, f"http://127.0.0.1:{port}", frontends
         self._scratch = tempfile.TemporaryDirectory(prefix="rwkv-frontends-")
         self._log = Path(self._scratch.name) / "log"
         flags = ["--device", ",".join(["cpu"] * engines), "--frontends", str(frontends), "--port", str(port)]
@@ -188,9 +188,17 @@ class Host:
             if self._process.poll() is not None:
                 sys.exit(f"the server ended:\n{self._log.read_text(encoding='utf-8', errors='replace')}")
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(self.url + "/health", timeout=5).json().get("status") == "ready":
+                # Connections stay with the front ends that were there when they came.
+                ready = httpx.get(self.url + "/health", timeout=5).json().get("status") == "ready"
+                if ready and self._listening() == self._frontends:
                     return self
             time.sleep(0.05)
+
+    def _listening(self) -> int:
+        """How many front ends take connections."""
+        lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+        places = [(fields[1], fields[3]) for fields in map(str.split, lines)]
+        return places.count((f"0100007F:{self.port:04X}", "0A"))
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rwkv_batch import __version__
-from rwkv_batch.audit import AuditError, AuditLog
+from rwkv_batch.audit.lines import AuditError
+from rwkv_batch.audit.log import AuditLog
 from rwkv_batch.batches.store import BatchesError, BatchStore
 from rwkv_batch.config import (
     MODEL_NAME,

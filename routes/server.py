@@ -17,7 +17,7 @@ from routes.guard.connections import Connections
 from routes.guard.limits import FORM_ROOM, Limits
 from routes.guard.reads import Guard, Unguarded
 from routes.http.frontend import Frontend
-from rwkv_batch.audit import AuditError
+from rwkv_batch.audit.lines import AuditError
 from rwkv_batch.chat.checkpoints import settings_for
 from rwkv_batch.config import FrontendConfig, file_name
 from rwkv_batch.keys.records import KeysError

@@ -10,7 +10,7 @@ from enum import Enum
 
 from routes.callers.trace import RequestTrace
 from routes.errors import ApiError
-from rwkv_batch.audit import ids_text, text_hash
+from rwkv_batch.audit.lines import ids_text, text_hash
 from rwkv_batch.keys.ledger import Standing, Standings
 from rwkv_batch.keys.records import Key
 from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, owned

@@ -19,7 +19,7 @@ from routes.http.dropped import DroppedStreams
 from routes.http.errors import ApiError
 from routes.http.readiness import Readiness
 from routes.http.stream import JobStream, failure_status
-from rwkv_batch.audit import AuditLog
+from rwkv_batch.audit.log import AuditLog
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import EngineGone, RequestFailed, RequestRejected, Wire
 from rwkv_batch.wire.commands import Command

@@ -17,7 +17,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 import power_cut  # noqa: E402
 from power_cut import Cut, Disk, Kind, Operation  # noqa: E402
 
-from rwkv_batch.audit import AuditError, AuditLog, verify  # noqa: E402
+from rwkv_batch.audit.lines import AuditError, verify  # noqa: E402
+from rwkv_batch.audit.log import AuditLog  # noqa: E402
 from rwkv_batch.batches.records import BatchRecord, RowResult, new_id  # noqa: E402
 from rwkv_batch.batches.store import BatchStore, file_of  # noqa: E402
 from rwkv_batch.keys.usage import UsageStore, Used  # noqa: E402
@@ -68,6 +69,10 @@ def main(folder: Path, trace: Path) -> None:
         used.add([Used("anna", "demo", "2026-01-01", 1, 10, 0, 5)])
         for line in range(2):
             log.add({"number": number, "line": line})
+        if number == 1:
+            log.close()
+            mark("synced", AUDIT, 4)
+            log = AuditLog(keys / AUDIT)
         mark("removing", name)
         assert store.remove_file(name)
         mark("removed", name)
@@ -91,7 +96,7 @@ def wrong_after(cuts: Iterable[Cut], disk: Path, operations: list[Operation], fo
         left.rebuild(cut, target)
         marks = [json.loads(each.data) for each in operations[: cut.position] if each.kind is Kind.MARK]
         try:
-            wrong = [*_wrong(target, marks), *_wrong_with_keys(target / "keys", in_order=cut.names is None)]
+            wrong = [*_wrong(target, marks), *_wrong_with_keys(target / "keys", marks)]
         except Exception as error:
             wrong = [repr(error)]
         yield from (f"{cut}: {each}" for each in wrong)
@@ -127,8 +132,7 @@ def _wrong(target: Path, marks: list[tuple[str, str, Any]]) -> Iterator[str]:
     store.close()
 
 
-def _wrong_with_keys(keys: Path, in_order: bool) -> Iterator[str]:
-    """in_order: of the audit log, which is never synced, nothing was lost before what came later."""
+def _wrong_with_keys(keys: Path, marks: list[tuple[str, str, Any]]) -> Iterator[str]:
     keys.mkdir(exist_ok=True)
     usage = UsageStore(keys / USAGE)
     usage.add([Used("eve", "demo", "2026-01-01", 1, 1, 0, 1)])
@@ -141,10 +145,13 @@ def _wrong_with_keys(keys: Path, in_order: bool) -> Iterator[str]:
     log.close()
     with (keys / AUDIT).open("rb") as file:
         try:
-            verify(file)
+            lines, _ = verify(file)
         except AuditError as error:
-            if in_order:
-                yield f"the audit log: {error}"
+            yield f"the audit log: {error}"
+            return
+    synced = max((value for what, _, value in marks if what == "synced"), default=0)
+    if lines <= synced:
+        yield f"the audit log has {lines} lines of {synced} that were on the disk, and one more"
 
 
 if __name__ == "__main__":

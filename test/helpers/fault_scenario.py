@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 from serving import ROOT, Server, alive, until
 
-from rwkv_batch.audit import verify
+from rwkv_batch.audit.lines import verify
 from rwkv_batch.keys.records import Key, add
 from rwkv_batch.state.entries import UNKNOWN
 

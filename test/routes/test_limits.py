@@ -16,7 +16,7 @@ from fake_engine import FakeEngine
 from frontend_process import FrontendProcess
 from native_calls import CHAT, COMPLETIONS, V1
 
-from rwkv_batch.audit import verify
+from rwkv_batch.audit.lines import verify
 from rwkv_batch.keys import records
 from rwkv_batch.keys.records import Key
 

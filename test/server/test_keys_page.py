@@ -9,7 +9,7 @@ from pathlib import Path
 
 from serving import ROOT, Server
 
-from rwkv_batch.audit import main as audit
+from rwkv_batch.audit.__main__ import main as audit
 
 PAGE = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.S)

@@ -18,7 +18,7 @@ import pytest
 from serving import ROOT, Server, until
 
 from bench.key_usage import UsageDriver, settled
-from rwkv_batch.audit import verify
+from rwkv_batch.audit.lines import verify
 from rwkv_batch.keys import records
 from rwkv_batch.keys.records import Key
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rwkv_batch import audit
-from rwkv_batch.audit import AuditError, AuditLog, main, text_hash, verify
+from rwkv_batch.audit import log as audit
+from rwkv_batch.audit.__main__ import main
+from rwkv_batch.audit.lines import AuditError, text_hash, verify
+from rwkv_batch.audit.log import AuditLog
 
 
 @pytest.fixture
@@ -95,6 +97,63 @@ def test_half_a_line_of_a_crash_is_taken_off(file):
         check(file)
     write(file, "c")
     assert check(file)[0] == 2
+
+
+def test_a_hole_that_a_power_cut_has_left_is_put_aside(file, caplog):
+    """The disk had the later of two writes, and not the earlier."""
+    write(file, "a", "b", "c", "d")
+    lines = file.read_bytes().splitlines(True)
+    behind = bytes(len(lines[2])) + lines[3]
+    file.write_bytes(lines[0] + lines[1] + behind)
+    write(file, "e")
+    assert [json.loads(line)["id"] for line in file.read_bytes().splitlines()] == ["a", "b", "e"]
+    assert check(file)[0] == 3
+    aside = file.with_name(f"{file.name}.cut-1")
+    assert aside.read_bytes() == behind and str(aside) in caplog.text
+
+
+@pytest.mark.parametrize("data", [b"PK\0\0no log", b"text\n\0", b'{"a":1}\n\0\n'])
+def test_a_file_that_is_no_audit_log_loses_nothing(file, data):
+    file.write_bytes(data + b"\n")
+    write(file, "a")
+    assert file.read_bytes().startswith(data) and not [*file.parent.glob("*.cut-*")]
+
+
+def test_lines_are_put_on_the_disk_soon_and_at_the_end(file, monkeypatch):
+    synced, sizes, fdatasync = threading.Semaphore(0), [], os.fdatasync
+
+    def noted(descriptor: int) -> None:
+        fdatasync(descriptor)
+        sizes.append(os.fstat(descriptor).st_size)
+        synced.release()
+
+    monkeypatch.setattr(audit.os, "fdatasync", noted)
+    monkeypatch.setattr(audit, "SYNC_SECONDS", 0.01)
+    log = AuditLog(file)
+    log.add({"id": "a"})
+    assert synced.acquire(timeout=60) and sizes == [file.stat().st_size]
+    log.add({"id": "b"})
+    log.close()
+    assert sizes[-1] == file.stat().st_size and check(file)[0] == 2
+
+
+def test_a_disk_that_cannot_sync_ends_nothing(file, monkeypatch, caplog):
+    def broken(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(audit.os, "fdatasync", broken)
+    write(file, "a", "b")
+    assert check(file)[0] == 2
+    assert "a power cut may take its last lines" in caplog.text
+
+
+def test_lines_that_are_lost_at_the_end_are_said(file, monkeypatch, caplog):
+    def full(descriptor: int, data: memoryview) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(audit.os, "write", full)
+    write(file, "a", "b", "c")
+    assert f"3 lines of the audit log {file} are lost" in caplog.text and check(file)[0] == 0
 
 
 def test_a_full_disk_loses_no_line_and_nobody_waits(file, monkeypatch, caplog):

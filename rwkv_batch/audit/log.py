@@ -1,49 +1,36 @@
-"""The audit log: one line for each request that the engine has got, chained by hashes.
+"""The audit log as a process appends to it.
 
-A line is a JSON object. Its member `previous` is the SHA-256 of the line before it, so no line can be changed
-or taken out without all that follow being made anew; who keeps the last hash elsewhere sees that too. Texts
-stand there as hashes only. All front ends append to the same file under a lock.
-
-    python -m rwkv_batch.audit verify FILE
+All front ends append to the same file under a lock. A line is in the file within a tenth of a second, where
+kill -9 does not reach it, and on the disk within two, where a power cut does not. What a power cut leaves of
+later ones is put aside at the next start.
 """
 
-import argparse
+import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-FIRST = "0" * 64  # what the first line has for the hash of the one before
+from rwkv_batch.audit.lines import FIRST, AuditError, previous_hash
+from rwkv_batch.disk.syncing import sync
+
 MOST_AT_ONCE = 1000  # lines of a write: what a full disk refuses is made anew each time
 MOST_WAITING = 100_000  # lines that wait for a disk that is full; older ones are lost, and counted
 RETRY_SECONDS = 1.0
 TOGETHER = 0.05  # seconds until the next write: lines that come meanwhile share it
+SYNC_SECONDS = 1.0  # between two syncs, while lines come
 TAIL = 65536  # bytes at the end of the file in which the last line is
+UNSURE = 4 << 20  # bytes at its end that a power cut may have left with holes
 
 log = logging.getLogger(__name__)
-
-
-def text_hash(texts: Iterable[str | bytes]) -> str:
-    """Of one text its SHA-256; of several that of their hashes, one after the other."""
-    digests = [sha256(_bytes(text)).hexdigest() for text in texts]
-    return digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
-
-
-def ids_text(ids: Iterable[int]) -> str:
-    """What is hashed of a prompt of token ids."""
-    return ",".join(map(str, ids))
-
-
-class AuditError(Exception):
-    """The file cannot be used. The message is one sentence with the way out."""
 
 
 class AuditLog:
@@ -58,11 +45,15 @@ class AuditLog:
             raise AuditError(
                 f"{path} cannot be written ({error.strerror}); name a file in a folder of your own"
             ) from None
+        with contextlib.suppress(OSError):  # a folder that may not be listed
+            sync(Path(path).parent)
+        self._take_off_holes()
         self._waiting = deque[dict[str, Any]]()
         self._lost = 0
         self._end, self._last = -1, FIRST  # how long the file was after this process wrote, and the last hash
         self._changed = threading.Condition()
         self._closed = self._silent = False
+        self._sync_at = math.inf  # when what has been written is put on the disk; nothing has
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
         self._thread.start()
 
@@ -85,8 +76,10 @@ class AuditLog:
 
     def _run(self) -> None:
         while True:
+            if time.monotonic() >= self._sync_at:
+                self._sync()
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
+                self._changed.wait_for(lambda: self._waiting or self._closed, self._until_sync())
                 count = min(len(self._waiting), MOST_AT_ONCE)
                 entries = [self._waiting.popleft() for _ in range(count)]
                 (lost, self._lost), closing = (self._lost, 0), self._closed
@@ -94,13 +87,34 @@ class AuditLog:
                 with self._changed:
                     self._waiting.extendleft(reversed(entries))
                     self._lost += lost
-                    if closing:
-                        return
-                    self._changed.wait_for(lambda: self._closed, RETRY_SECONDS)
-            elif closing and not self._waiting:
-                return
-            elif entries:
+                    if not closing:
+                        self._changed.wait_for(lambda: self._closed, RETRY_SECONDS)
+                        continue
+                log.error(
+                    "%d lines of the audit log %s are lost", self._lost + len(self._waiting), self._path
+                )
+                break
+            if closing and not self._waiting:
+                break
+            if entries:
                 time.sleep(TOGETHER)
+        self._sync()
+
+    def _until_sync(self) -> float | None:
+        """Seconds; None: nothing is to be put on the disk."""
+        return None if self._sync_at == math.inf else max(0.0, self._sync_at - time.monotonic())
+
+    def _sync(self) -> None:
+        """Put on the disk what this process has written. A disk that refuses that ends nothing."""
+        self._sync_at = math.inf
+        try:
+            os.fdatasync(self._file)
+        except OSError as error:
+            log.error(
+                "the audit log %s cannot be put on the disk (%s); a power cut may take its last lines",
+                self._path,
+                error.strerror,
+            )
 
     def _write(self, entries: Iterable[dict[str, Any]], lost: int) -> bool:
         """Whether the disk took all. If not, nothing has been written."""
@@ -120,6 +134,7 @@ class AuditLog:
             self._silent = True
             return False
         self._silent = False
+        self._sync_at = min(self._sync_at, time.monotonic() + SYNC_SECONDS)
         return True
 
     def _append(self, entries: Iterable[dict[str, Any]], lost: int) -> None:
@@ -143,6 +158,27 @@ class AuditLog:
             raise
         self._end, self._last = size + len(data), last
 
+    def _take_off_holes(self) -> None:
+        """Put aside what a power cut has left behind lines of which the disk had nothing yet, so zeros."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            try:
+                size = os.fstat(self._file).st_size
+                begins = max(0, size - UNSURE)
+                whole = begins + _before_hole(os.pread(self._file, size - begins, begins))
+                if whole < size:
+                    aside = _put_aside(self._path, os.pread(self._file, size - whole, whole))
+                    os.ftruncate(self._file, whole)
+                    log.error(
+                        "the audit log %s had lost lines at its end in a crash; what came behind is in %s",
+                        self._path,
+                        aside,
+                    )
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+        except OSError as error:
+            log.error("the end of the audit log %s is not looked at (%s)", self._path, error.strerror)
+
     def _whole_lines(self, size: int) -> tuple[int, str]:
         """The size of the file without a line that was cut off by a crash, and the hash of the last one."""
         tail = os.pread(self._file, min(size, TAIL), max(0, size - TAIL))
@@ -154,58 +190,22 @@ class AuditLog:
         return size, sha256(lines[-1]).hexdigest() if lines else FIRST
 
 
-def verify(file: BinaryIO) -> tuple[int, str]:
-    """How many lines the log has, and the hash of the last one. Raises AuditError at the first wrong line."""
-    number, last = 0, FIRST
-    for number, line in enumerate(_lines(file), 1):
-        try:
-            previous = json.loads(line)["previous"]
-        except (ValueError, KeyError, TypeError):
-            raise AuditError(f"line {number} is no line of an audit log") from None
-        if previous != last:
-            what = "does not begin the log" if number == 1 else f"does not follow line {number - 1}"
-            raise AuditError(f"line {number} {what}: a line was changed, taken out or put in")
-        last = sha256(line).hexdigest()
-    return number, last
+def _before_hole(data: bytes) -> int:
+    """Bytes of whole lines before the first zero, if it is an audit log that has one: no line has zeros."""
+    hole = data.find(b"\0")
+    if hole < 0:
+        return len(data)
+    whole = data.rfind(b"\n", 0, hole) + 1
+    before = data[:whole].splitlines()[-1:]
+    ours = previous_hash(before[0]) is not None if before else not data.strip(b"\0")
+    return whole if ours else len(data)
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    for number, line in enumerate(file, 1):
-        if not line.endswith(b"\n"):
-            raise AuditError(f"line {number} was cut off; the server removes it when it writes again")
-        yield line[:-1]
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m rwkv_batch.audit", description=verify.__doc__)
-    commands = parser.add_subparsers(required=True, metavar="verify")
-    check = commands.add_parser("verify", help="whether no line was changed, taken out or put in")
-    check.add_argument("file", metavar="FILE", help="that of --audit-log")
-    check.add_argument("--last", metavar="HASH", help="that the log must hold, kept from an earlier check")
-    options = parser.parse_args(argv)
-    try:
-        with open(options.file, "rb") as file:
-            count, last = verify(file)
-        if options.last and not _holds(options.file, options.last):
-            raise AuditError(f"no line has the hash {options.last}: the end of the log was taken off")
-    except OSError as error:
-        print(f"error: {options.file} cannot be read ({error.strerror})", file=sys.stderr)
-        return 2
-    except AuditError as error:
-        print(f"error: {options.file}: {error}", file=sys.stderr)
-        return 1
-    print(f"{count} lines, none changed; the last has the hash {last}")
-    return 0
-
-
-def _holds(path: str, wanted: str) -> bool:
-    with open(path, "rb") as file:
-        return any(sha256(line[:-1]).hexdigest() == wanted for line in file)
-
-
-def _bytes(text: str | bytes) -> bytes:
-    return text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _put_aside(path: str | Path, data: bytes) -> str:
+    """A file of its own beside that one; its name."""
+    number = 1
+    while os.path.exists(aside := f"{path}.cut-{number}"):
+        number += 1
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+    return aside

@@ -1,0 +1,1 @@
+"""The log of requests that the engine has got, chained by hashes."""

@@ -215,7 +215,7 @@ def test_squares_are_those_of_the_positive_numbers(compiled, kind):
     else:
         product = products.packed_linear(compiled, draw(70, 90), draw(70, seed=1))
     x = draw(5, 90, seed=2)
-    assert torch.equal(product.squared(x), product(x).relu().square())
+    assert torch.equal(product.activated(x, "squared"), product(x).relu().square())
 
 
 def test_a_large_result_is_whole(compiled, threads):

@@ -3,8 +3,9 @@
 import ctypes
 import logging
 from collections.abc import Sequence
+from ctypes import Array, byref
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -12,19 +13,16 @@ from torch import Tensor
 
 from rwkv_batch.ops.compiled.libraries import BuildError
 from rwkv_batch.ops.cpu.build import build
+from rwkv_batch.ops.cpu.records import ACTIVATIONS, KINDS, LayerRecord, MatrixRecord
 
 log = logging.getLogger(__name__)
 
 HEAD_SIZE = 64
 POINTERS_AND_SIZES = {  # of each function: pointers, then 64-bit sizes, then ints, the last one the threads
-    "product_fp32": (4, 3, 2),
-    "product_fp16": (4, 3, 2),
-    "product_int8": (6, 3, 2),
-    "product_fp8": (5, 3, 2),
-    "product_int4": (4, 4, 2),
-    "product_nf4": (4, 4, 2),
+    "product": (3, 1, 2),
     "mix": (12, 5, 1),
     "wkv7": (21, 3, 1),
+    "rwkv7_layers": (8, 8, 1),
     "int8_group": (0, 0, 0),
     "int4_inputs": (0, 0, 0),
 }
@@ -50,12 +48,28 @@ class CpuRows:
 class PackedMatrix:
     """The weights `[outputs, inputs]` and the bias of a product, as products.py packs them."""
 
-    kind: str  # of the weights: "fp32", "fp16", "int8", "fp8", "int4" or "nf4"
+    kind: str  # of KINDS
     weights: Tensor
     scales: tuple[Tensor, ...]  # of int8, with 128 times the sums of its rows, and of fp8; else none
     bias: Tensor  # [panels * 64]
     outputs: int
-    group: int | None = None  # inputs that have a scale together, of 4 bits
+    inputs: int
+    group: int = 0  # inputs that have a scale together, of 4 bits
+
+    @cached_property
+    def record(self) -> MatrixRecord:
+        """Which points to the tensors here."""
+        scales = [scale.data_ptr() for scale in self.scales] + [0, 0]
+        return MatrixRecord(
+            self.weights.data_ptr(),
+            scales[0],
+            scales[1],
+            self.bias.data_ptr(),
+            self.inputs,
+            self.outputs,
+            self.group,
+            KINDS.index(self.kind),
+        )
 
 
 class CpuKernels:
@@ -72,18 +86,17 @@ class CpuKernels:
         self.int8_group: int = library.int8_group()
         self.int4_inputs: int = library.int4_inputs()
 
-    def product(self, x: Tensor, matrix: PackedMatrix, squared: bool) -> Tensor:
-        """`x W^T + bias` for x `[rows, inputs]`: `[rows, outputs]`. squared: y becomes max(0, y)^2."""
+    def product(self, x: Tensor, matrix: PackedMatrix, activation: str = "identity") -> Tensor:
+        """`x W^T + bias`, and one of ACTIVATIONS of it, for x `[rows, inputs]`: `[rows, outputs]`."""
         x = x.contiguous()
-        rows, inputs = x.shape
+        rows = len(x)
         y = torch.empty(rows, matrix.outputs)
-        getattr(self._library, f"product_{matrix.kind}")(
-            *(tensor.data_ptr() for tensor in (x, matrix.weights, *matrix.scales, matrix.bias, y)),
+        self._library.product(
+            byref(matrix.record),
+            x.data_ptr(),
+            y.data_ptr(),
             rows,
-            inputs,
-            matrix.outputs,
-            *(() if matrix.group is None else (matrix.group,)),
-            int(squared),
+            ACTIVATIONS.index(activation),
             torch.get_num_threads(),
         )
         return y
@@ -169,6 +182,42 @@ class CpuKernels:
             torch.get_num_threads(),
         )
         return out
+
+    def rwkv7_layers(
+        self,
+        layers: "Array[LayerRecord]",
+        x: Tensor,
+        v_first: Tensor | None,
+        shift: Tensor,
+        wkv: Tensor,
+        rows: CpuRows,
+    ) -> tuple[Tensor, Tensor]:
+        """Layers of RWKV-7 one after the other, none of whose rows has a draft; see rwkv7_layers.cpp.
+
+        x and v_first `[T, width]`, the latter the values of layer 0, None before it. shift `[slots, layers,
+        2, width]` and wkv `[slots, layers, heads, 64, 64]` are updated in place. Returns x and v_first.
+        """
+        out, values = torch.empty_like(x), torch.empty_like(x) if v_first is None else v_first
+        self._library.rwkv7_layers(
+            layers,
+            x.data_ptr(),
+            out.data_ptr(),
+            values.data_ptr(),
+            shift.data_ptr(),
+            wkv.data_ptr(),
+            rows.ends.data_ptr(),
+            rows.slots.data_ptr(),
+            len(layers),
+            v_first is not None,
+            shift.stride(0),
+            shift.stride(1),
+            wkv.stride(0),
+            wkv.stride(1),
+            len(rows.slots),
+            x.shape[1],
+            torch.get_num_threads(),
+        )
+        return out, values
 
 
 @cache

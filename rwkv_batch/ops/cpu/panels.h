@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "matrix.h"
 #include "vector.h"
 
 #if defined(__AVX__) || defined(__F16C__)
@@ -21,7 +22,7 @@ struct Product {
     const float* bias;    // [panels * 64]
     float* y;             // [rows, outputs]
     int64_t rows, inputs, outputs;
-    int64_t squared;  // whether y is max(0, y)^2
+    int activation;  // of Activation
 };
 
 INLINE int64_t panels(const Product* job) { return (job->outputs + PANEL - 1) / PANEL; }
@@ -98,9 +99,13 @@ INLINE void finish(const Product* job, int64_t row, int64_t panel, Vec sums[PANE
         Vec y = sums[j];
         if (job->scales) y *= load(job->scales + n);
         y += load(job->bias + n);
-        if (job->squared) {
+        if (job->activation == SQUARED) {
             y = y > 0.0f ? y : y * 0.0f;  // which keeps NaN
             y *= y;
+        } else if (job->activation == TANH) {
+            y = hyperbolic_tangent(y);
+        } else if (job->activation == SIGMOID) {
+            y = sigmoid(y);
         }
         float* to = job->y + row * job->outputs + n;
         if (left < LANES)

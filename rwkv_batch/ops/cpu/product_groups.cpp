@@ -252,8 +252,8 @@ extern "C" int int4_inputs() {
 
 // group: 64 or 128.
 extern "C" void product_int4(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
-                             int64_t inputs, int64_t outputs, int64_t group, int squared, int threads) {
-    const Grouped job = {{x, weights, nullptr, bias, y, rows, inputs, outputs, squared}, group};
+                             int64_t inputs, int64_t outputs, int64_t group, int activation, int threads) {
+    const Grouped job = {{x, weights, nullptr, bias, y, rows, inputs, outputs, activation}, group};
 #if defined(__AVX512VNNI__)
     multiply_bytes(job, threads_for(&job, threads));
 #else
@@ -262,7 +262,7 @@ extern "C" void product_int4(const float* x, const void* weights, const float* b
 }
 
 extern "C" void product_nf4(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
-                            int64_t inputs, int64_t outputs, int64_t group, int squared, int threads) {
-    const Grouped job = {{x, weights, nullptr, bias, y, rows, inputs, outputs, squared}, group};
+                            int64_t inputs, int64_t outputs, int64_t group, int activation, int threads) {
+    const Grouped job = {{x, weights, nullptr, bias, y, rows, inputs, outputs, activation}, group};
     multiply_in_fp32<Nf4>(job, threads_for(&job, threads));
 }

@@ -92,8 +92,8 @@ extern "C" int int8_group() { return 4; }
 
 extern "C" void product_int8(const float* x, const void* weights, const float* scales, const int32_t* totals,
                              const float* bias, float* y, int64_t rows, int64_t inputs, int64_t outputs,
-                             int squared, int threads) {
-    const Product product = {x, weights, scales, bias, y, rows, inputs, outputs, squared};
+                             int activation, int threads) {
+    const Product product = {x, weights, scales, bias, y, rows, inputs, outputs, activation};
     Split job = {product, totals, rows16(rows, (inputs + LANES - 1) / LANES * LANES)};
     threads = threads_for(&product, threads);
     in_parallel(split, &job, threads);

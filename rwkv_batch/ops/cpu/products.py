@@ -25,11 +25,11 @@ class PackedLinear:
     matrix: PackedMatrix
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.kernels.product(x, self.matrix, squared=False)
+        return self.kernels.product(x, self.matrix)
 
-    def squared(self, x: Tensor) -> Tensor:
-        """The squares of the product's positive numbers, and zeros."""
-        return self.kernels.product(x, self.matrix, squared=True)
+    def activated(self, x: Tensor, activation: str) -> Tensor:
+        """One of ACTIVATIONS of the product."""
+        return self.kernels.product(x, self.matrix, activation)
 
     def kept_in(self, memory: WeightMemory) -> "PackedLinear":
         """Copy the weights into that memory, and multiply with these."""
@@ -39,8 +39,10 @@ class PackedLinear:
 def packed_linear(kernels: CpuKernels, weight: Tensor, bias: Tensor | None) -> PackedLinear:
     """The product with a weight `[outputs, inputs]`, fp32 or fp16, and a bias `[outputs]`."""
     kind = "fp16" if weight.dtype == torch.float16 else "fp32"
-    outputs = len(weight)
-    return PackedLinear(kernels, PackedMatrix(kind, pack(weight), (), _filled(bias, outputs), outputs))
+    return PackedLinear(
+        kernels,
+        PackedMatrix(kind, pack(weight), (), _filled(bias, len(weight)), len(weight), weight.shape[1]),
+    )
 
 
 def int8_linear(
@@ -60,7 +62,7 @@ def int8_linear(
     sums = torch.cat([rows.sum(1, dtype=torch.int32) for rows in values.split(SUMMED_AT_ONCE)])
     totals = _filled(sums * 128, outputs, torch.int32)
     packed, both = pack(values, kernels.int8_group), (_filled(scales, outputs), totals)
-    return PackedLinear(kernels, PackedMatrix("int8", packed, both, _filled(bias, outputs), outputs))
+    return PackedLinear(kernels, PackedMatrix("int8", packed, both, _filled(bias, outputs), outputs, inputs))
 
 
 def fp8_linear(
@@ -70,9 +72,10 @@ def fp8_linear(
 
     values: `[outputs, inputs]` in float8_e4m3fn, none NaN. scales: fp32 `[outputs]`. bias: fp32 `[outputs]`.
     """
-    outputs = len(values)
-    packed, own = pack(values.view(torch.uint8)), (_filled(scales, outputs),)
-    return PackedLinear(kernels, PackedMatrix("fp8", packed, own, _filled(bias, outputs), outputs))
+    packed, own = pack(values.view(torch.uint8)), (_filled(scales, len(values)),)
+    return PackedLinear(
+        kernels, PackedMatrix("fp8", packed, own, _filled(bias, len(values)), len(values), values.shape[1])
+    )
 
 
 def int4_linear(
@@ -90,8 +93,10 @@ def int4_linear(
     processor multiplies bytes (product_groups.cpp).
     """
     packed = _pack_groups(codes, scales, minimums, group, kernels.int4_inputs)
-    outputs = len(codes)
-    return PackedLinear(kernels, PackedMatrix("int4", packed, (), _filled(bias, outputs), outputs, group))
+    return PackedLinear(
+        kernels,
+        PackedMatrix("int4", packed, (), _filled(bias, len(codes)), len(codes), codes.shape[1], group),
+    )
 
 
 def nf4_linear(
@@ -99,8 +104,9 @@ def nf4_linear(
 ) -> PackedLinear:
     """Multiply by `scales * NF4[codes]`; x is used as it is."""
     packed = _pack_groups(codes, scales, torch.zeros_like(scales), group, 1)
-    outputs = len(codes)
-    return PackedLinear(kernels, PackedMatrix("nf4", packed, (), _filled(bias, outputs), outputs, group))
+    return PackedLinear(
+        kernels, PackedMatrix("nf4", packed, (), _filled(bias, len(codes)), len(codes), codes.shape[1], group)
+    )
 
 
 def _pack_groups(codes: Tensor, scales: Tensor, minimums: Tensor, group: int, together: int) -> Tensor:

@@ -89,6 +89,18 @@ INLINE Vec exponential(Vec x) {
 
 INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + exponential(-x)); }
 
+// tanh x within 3 ulp: near zero x + x^3 p(x^2) with p fitted to it, elsewhere 1 - 2 / (e^2x + 1).
+INLINE Vec hyperbolic_tangent(Vec x) {
+    const Vec size = x < 0.0f ? -x : x, square = x * x;
+    Vec p = all(-0.005911117885261774f);
+    p = p * square + 0.02080288715660572f;
+    p = p * square - 0.05378340557217598f;
+    p = p * square + 0.13331881165504456f;
+    p = p * square - 0.33333295583724976f;
+    const Vec near = x + x * square * p, far = 1.0f - 2.0f / (exponential(size + size) + 1.0f);
+    return size < 0.6f ? near : x < 0.0f ? -far : far;
+}
+
 // torch's own OpenMP, where it is loaded: a second pool of threads would spin beside it. Compilers other than
 // GCC have no -fopenmp for that library, so it is called by its names.
 extern "C" {

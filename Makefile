@@ -33,7 +33,7 @@ test-engines: $(VENV)/.installed-dev
 # that both take about as long.
 BESIDE := test/unit test/state test/engine/test_batch_invariant.py
 
-check:  # everything, as CI runs it; about 22 minutes on two cores
+check:  # everything, as CI runs it; about 19 minutes on two cores
 	$(MAKE) --no-print-directory with-tools
 	$(MAKE) --no-print-directory -j2 test-others lint hip-check $(EMULATED_GPUS) test-engines fuzz-minute test-beside
 	$(MAKE) --no-print-directory check-cluster

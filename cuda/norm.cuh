@@ -8,7 +8,8 @@
 //
 // Arithmetic and sums are fp32; mean and variance are computed one after the other over the whole row, each
 // as a tree over threads. A thread has N = 4 or 8 neighbouring columns of a row, from N threadIdx.x on. A row
-// whose slot is negative is padding: it reads zeros and writes no state; in prefill, no out either.
+// whose slot is negative is padding: it reads zeros and writes no state; in prefill, no out either, or zeros
+// beside tokens whose states are kept, so that it adds no active hidden units.
 //
 // With `coded` the first mixes of a row, those that large GEMMs read (fp8_mixes), go there as fp8 with the
 // bits that quantize_rows.cu would make of them; to out go those that others read (first_half). Only sm_90a,
@@ -43,6 +44,9 @@ struct NormInput {
 struct PackedRowsInput {
     const int* row_of;                // [T]
     const int *first, *last, *slots;  // [rows] first and last token, slot
+    // [T] not null: the slot that gets the state behind each token, negative for none, in place of the row's
+    // own, which gets that behind its last. A row's first token may name the row's own slot.
+    const int* kept;
 };
 
 __device__ __forceinline__ float block_sum(float value, float* scratch) {

@@ -9,8 +9,8 @@ constexpr int MAX_RUN = 16;  // tokens of a block
 // A block has `run` neighbouring tokens of packed rows, one after the other. It norms the token before them
 // as well, which may belong to the same row; the stream therefore goes from in.x to `to`, as the block before
 // may be further on. The block of a row's first token is the only one to read and then write the row's state,
-// so no block reads what another writes: it norms the row's last token, wherever that is. CODED: so many
-// mixes are made fp8.
+// so no block reads what another writes: it norms the row's last token, wherever that is. What is kept behind
+// other tokens goes into slots that no row reads. CODED: so many mixes are made fp8.
 template <int N, int MIXES, bool PARTIALS, int CODED>
 __global__ void __launch_bounds__(1024)
     norm_mix_prefill_kernel(const __grid_constant__ NormInput in, float* to, int tokens, int run,
@@ -19,7 +19,8 @@ __global__ void __launch_bounds__(1024)
     __shared__ float scratch[2][WARP];
     __shared__ struct {
         int slot;
-        bool starts, ends;  // its row; a row that another block starts does not end here
+        bool starts;  // its row
+        int to;       // slot that gets this token; a row that another block starts does not end here
     } place_of[MAX_RUN];
     __shared__ int far;  // the last token of the row that begins among these and ends behind them
     extern __shared__ __align__(16) __half amounts[];  // [MIXES, C]; a thread reads what it has copied itself
@@ -41,8 +42,9 @@ __global__ void __launch_bounds__(1024)
     for (int i = begin + threadIdx.x; i < end; i += blockDim.x) {
         const int row = places.row_of[i], first = places.first[row], last = places.last[row],
                   slot = places.slots[row];
-        place_of[i - begin] = {slot, i == first, i == last && first >= begin};
-        if (i == end - 1) far = slot >= 0 && first >= begin && last > i ? last : -1;
+        const bool ends = i == last && first >= begin;
+        place_of[i - begin] = {slot, i == first, places.kept ? places.kept[i] : ends ? slot : -1};
+        if (i == end - 1) far = !places.kept && slot >= 0 && first >= begin && last > i ? last : -1;
     }
     __syncthreads();
     while (true) {
@@ -64,9 +66,9 @@ __global__ void __launch_bounds__(1024)
         rounded.set(v);
         if (token >= begin && (CODED > 0 || inside)) {
             const auto place = place_of[min(token, end - 1) - begin];
-            __half* kept = shift + place.slot * slot_stride + column;
+            const int to = token < end ? place.to : place.slot;
             if (place.slot >= 0 && token < end) {
-                if (inside && place.starts) before.load(kept);
+                if (inside && place.starts) before.load(shift + place.slot * slot_stride + column);
 #pragma unroll
                 for (int i = CODED; i < MIXES; i++) {
                     Raw<N> amount;
@@ -87,8 +89,12 @@ __global__ void __launch_bounds__(1024)
                         }
                     store_coded(mixed, coded, tokens, token, in.width, largest);
                 }
+            } else if (places.kept && inside && token < end) {  // of padding
+#pragma unroll
+                for (int i = CODED; i < MIXES; i++)
+                    Raw<N>{}.store(out + (i * size_t(tokens) + token) * in.width + column);
             }
-            if (inside && place.slot >= 0 && (place.ends || token >= end)) rounded.store(kept);
+            if (inside && to >= 0) rounded.store(shift + to * slot_stride + column);
         }
         if (next < 0) return;
         before = rounded, token = next;

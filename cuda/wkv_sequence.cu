@@ -1,12 +1,14 @@
-// The recurrence of wkv.cuh over packed rows of any number of tokens, with states in fp32, token after token:
+// The recurrence of wkv.cuh over packed rows of any number of tokens, token after token: with states in fp32
 // a token's results and state depend neither on the other rows nor on where a prompt is cut, bit for bit.
 //
 // Reference: wkv_step and readout of rwkv_batch/ops/torch_ops.py. Binding: Kernels.wkv_sequence. Test:
 // test/kernels/test_wkv_sequence.py.
 //
-// It is for servers that ask for just that (--batch-invariant). wkv_prefill.cuh is faster for prompts, by
-// tensor cores, and wkv_decode.cuh for rows of one token. A block has one head of a row, in registers from
-// its first token to its last. Each warp prepares and finishes every fourth token of a tile.
+// It is for servers that ask for just that (--batch-invariant), and for drafts (KEPT): then the state behind
+// each token goes into a slot of its own, so that what is refused needs no replay. States of drafts may be
+// fp16; they are so rounded where they are kept, and not between tokens. wkv_prefill.cuh is faster for
+// prompts, by tensor cores, and wkv_decode.cuh for rows of one token. A block has one head of a row, in
+// registers from its first token to its last. Each warp prepares and finishes every fourth token of a tile.
 #include "norm.cuh"
 #include "wkv_single.cuh"
 
@@ -22,6 +24,7 @@ struct Tokens {
 
 // Rows behind that of the last of `tokens` do not count. One whose slot is negative is padding: no state is
 // read or written, nor any output.
+template <typename Number, bool KEPT>
 __global__ void LAUNCH_BOUNDS(THREADS, BLOCKS)
     wkv_sequence_kernel(const __grid_constant__ TimeMixInput in, int tokens,
                         const __grid_constant__ PackedRowsInput rows) {
@@ -37,12 +40,13 @@ __global__ void LAUNCH_BOUNDS(THREADS, BLOCKS)
     for (int row = count - 1 - int(blockIdx.y); row >= 0; row -= gridDim.y) {
         const int slot = rows.slots[row], first = rows.first[row], last = rows.last[row];
         if (slot < 0) continue;
-        float* const state = static_cast<float*>(in.state) + size_t(slot) * in.slot_stride +
-                             size_t(head) * HEAD * HEAD + recurrence.first;
+        Number* const own_part =
+            static_cast<Number*>(in.state) + size_t(head) * HEAD * HEAD + recurrence.first;
+        Number* const state = own_part + size_t(slot) * in.slot_stride;
         float s[OWN][8];
 #pragma unroll
         for (int n = 0; n < OWN; n++) {
-            Raw8<float> raw;
+            Raw8<Number> raw;
             raw.load(state + Single::offset(2 * n));
             raw.widen(s[n]);
         }
@@ -61,7 +65,15 @@ __global__ void LAUNCH_BOUNDS(THREADS, BLOCKS)
             const int here = min(TOKENS, last - begin + 1);
 #pragma unroll 1
             for (int place = 0; place < here; place++)
-                Single::move(own.prepared[place], s, own.y_of[place], stays, stays);
+                if constexpr (KEPT) {
+                    const int to = rows.kept[begin + place];
+                    Number* const kept = own_part + size_t(to < 0 ? 0 : to) * in.slot_stride;
+                    Single::move(own.prepared[place], s, own.y_of[place], stays, [&](int n) {
+                        if (to >= 0) store8(kept + Single::offset(2 * n), s[n]);
+                    });
+                } else {
+                    Single::move(own.prepared[place], s, own.y_of[place], stays, stays);
+                }
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
@@ -73,20 +85,25 @@ __global__ void LAUNCH_BOUNDS(THREADS, BLOCKS)
             }
             sync_warp();  // lane 0 writes over what all lanes have read
         }
+        if constexpr (!KEPT)
 #pragma unroll
-        for (int n = 0; n < OWN; n++) store8(state + Single::offset(2 * n), s[n]);
+            for (int n = 0; n < OWN; n++) store8(state + Single::offset(2 * n), s[n]);
     }
 }
 }  // namespace
 
 extern "C" {
-// tokens: of all rows, which are `most` at most; states are fp32.
-int rwkv_wkv_sequence(const TimeMixInput* in, int tokens, int most, const PackedRowsInput* rows,
+// tokens: of all rows, which are `most` at most. fp32: how states are stored, else fp16, where all that rows
+// leave is what is kept behind tokens.
+int rwkv_wkv_sequence(const TimeMixInput* in, int tokens, int most, const PackedRowsInput* rows, int fp32,
                       cudaStream_t stream) {
+    if (!fp32 && !rows->kept) return cudaErrorInvalidValue;
     const int heads = in->width / HEAD;
     // As many blocks as are busy at once, a few times over.
     const int enough = (4 * BLOCKS * multiprocessors() + heads - 1) / heads;
-    return launch(wkv_sequence_kernel, dim3(heads, most < enough ? most : enough), THREADS, 0, stream, *in,
-                  tokens, *rows);
+    const auto kernel = !fp32        ? wkv_sequence_kernel<__half, true>
+                        : rows->kept ? wkv_sequence_kernel<float, true>
+                                     : wkv_sequence_kernel<float, false>;
+    return launch(kernel, dim3(heads, most < enough ? most : enough), THREADS, 0, stream, *in, tokens, *rows);
 }
 }

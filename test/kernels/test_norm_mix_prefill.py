@@ -1,5 +1,7 @@
 """Norm, token shift and mix of packed rows against torch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cuda_gpu import DEVICE, CodedRows, as_fp8, needs_gpu, normal, off, poisoned, poisoned_codes, same_codes
@@ -69,6 +71,41 @@ def test_norm_with_shift_and_mix_of_packed_rows(kernels, lengths, width, source,
     untouched = torch.ones_like(shift, dtype=torch.bool)
     untouched[slots.long().to(DEVICE), 1] = False
     assert torch.equal(shift[untouched].float(), want_shift[untouched])
+
+
+@pytest.mark.parametrize("lengths", [[2], [5], [1, 8, 2, 3], [1, 1, 30, 32], [700, 900]])
+@pytest.mark.parametrize("width", [64, 320, 4096])
+@pytest.mark.parametrize("mixes", [1, 6])
+def test_the_shift_behind_each_token_is_kept(kernels, lengths, width, mixes):
+    tokens, count = sum(lengths), len(lengths)
+    x, weight, bias, amounts = (
+        torch.randn(tokens, width, device=DEVICE),
+        normal(width),
+        normal(width),
+        normal(mixes, width),
+    )
+    slots, shift = torch.randperm(count, dtype=torch.int32), normal(count + tokens, width)
+    plain, kept_shift, kept, spare = shift.clone(), shift.clone(), list[int](), count
+    for length, slot in zip(lengths, slots.tolist(), strict=True):
+        kept += [slot, *range(spare, spare + length - 1)]
+        spare += length - 1
+    kept[-1] = -1
+    if count > 2:  # padding
+        slots[-1], kept[-lengths[-1] :] = -1, [-1] * lengths[-1]
+    found, rows = list[torch.Tensor](), rows_of(lengths, slots)
+    at = torch.tensor(kept, device=DEVICE, dtype=torch.int32)
+    for where, bounds in ((plain, rows), (kept_shift, replace(rows, kept=at))):
+        out, to = poisoned(mixes, tokens, width), torch.empty_like(x)
+        mix = NormMix(Addend(), (weight, bias), where, amounts, out)
+        kernels.norm_mix_prefill(x, to, mix, bounds)
+        found.append(out)
+    written = tokens - lengths[-1] * (count > 2)
+    assert torch.equal(*(out[:, :written] for out in found))
+    assert found[0][:, written:].isnan().all() and not found[1][:, written:].any()
+    normed, some = layer_norm(x, (width,), weight.float(), bias.float()), at >= 0
+    assert off(kept_shift[at[some].long()], normed[some]) < 1e-3
+    untouched = sorted({*range(len(shift))} - {*kept})
+    assert torch.equal(kept_shift[untouched], shift[untouched])
 
 
 @pytest.mark.parametrize("width", [320, 4096])

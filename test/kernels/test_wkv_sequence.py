@@ -1,5 +1,7 @@
 """The recurrence token after token over packed rows, against that of decode steps and torch in fp32."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cuda_gpu import DEVICE, needs_gpu, normal, off, poisoned
@@ -20,8 +22,11 @@ def constants() -> dict[str, torch.Tensor]:
     return {name: normal(WIDTH, mean=mean, std=std) for name, (mean, std) in spread.items()}
 
 
-def run(kernels, x, c, lengths, slots, states, first_layer=False) -> torch.Tensor:
-    """Output `[T, C]` of rows one after the other, in the order of the plan; moves `states` on."""
+def run(kernels, x, c, lengths, slots, states, first_layer=False, kept=None) -> torch.Tensor:
+    """Output `[T, C]` of rows one after the other, in the order of the plan; moves `states` on.
+
+    kept: as of RowBounds, on the host.
+    """
     plan = PrefillPlan.from_lengths(lengths, slots)
     assert plan.order == sorted(plan.order), "give rows of one token first"
     rows, out = upload_plan(plan, torch.device(DEVICE)).rows, poisoned(sum(lengths), WIDTH)
@@ -31,7 +36,9 @@ def run(kernels, x, c, lengths, slots, states, first_layer=False) -> torch.Tenso
         pointers["mix"] = pointers["v0"] = None
     places = {"state": states.data_ptr(), "slot_stride": states.stride(0), "width": WIDTH}
     inputs = TimeMixInput(**pointers, out=out.data_ptr(), tile_counter=counter.data_ptr(), **places)
-    kernels.wkv_sequence(inputs, sum(lengths), rows)
+    if kept is not None:
+        rows = replace(rows, kept=torch.tensor(kept, device=DEVICE, dtype=torch.int32))
+    kernels.wkv_sequence(inputs, sum(lengths), rows, states.dtype == torch.float32)
     return out
 
 
@@ -95,3 +102,33 @@ def test_a_row_without_a_slot_is_padding(kernels):
     out = run(kernels, x, c, [1, 4, 7], [1, NO_SLOT, 0], states)
     assert out[1:5].isnan().all() and not out[:1].isnan().any() and not out[5:].isnan().any()
     assert torch.equal(states[2], before[2]) and not torch.equal(states[0], before[0])
+
+
+@pytest.mark.parametrize("lengths", [[2], [8], [1, 2, 8, 5], [1, 17, 33]])
+@pytest.mark.parametrize("numbers", [torch.float32, torch.float16])
+def test_the_state_behind_each_token_is_kept(kernels, lengths, numbers):
+    c, tokens, count = constants(), sum(lengths), len(lengths)
+    x, slots = random_inputs(tokens), torch.randperm(count).tolist()
+    states = (torch.randn(count + tokens, HEADS, 64, 64, device=DEVICE) * 0.3).to(numbers)
+    wanted, before = states.float().clone(), states.clone()
+    kept, spare = list[int](), count + 1
+    for length, slot in zip(lengths, slots, strict=True):  # a row's first token changes its own slot
+        kept += [slot, *range(spare, spare + length - 1)]
+        spare += length - 1
+    kept[-1] = NO_SLOT
+    out = run(kernels, x, c, lengths, slots, states, kept=kept)
+    begin = 0
+    for length, slot in zip(lengths, slots, strict=True):
+        parts = []
+        for token in range(begin, begin + length):
+            here = {name: tensor[token : token + 1] for name, tensor in x.items()}
+            parts.append(run(kernels, here, c, [1], [slot], wanted))
+            if kept[token] != NO_SLOT:
+                state = states[kept[token]]
+                same = torch.equal(state, wanted[slot])
+                assert same if numbers == torch.float32 else off(state, wanted[slot]) < 1e-3
+        whole, one_by_one = out[begin : begin + length], torch.cat(parts)
+        assert torch.equal(whole, one_by_one)
+        begin += length
+    untouched = sorted({*range(len(states))} - {*kept})
+    assert torch.equal(states[untouched], before[untouched])

@@ -63,7 +63,7 @@ class NormInput(Structure):
 class PackedRowsInput(Structure):
     """Where the tokens of packed rows belong: `cuda/norm.cuh`."""
 
-    _fields_ = tuple((name, c_void_p) for name in ("row_of", "first", "last", "slots"))
+    _fields_ = tuple((name, c_void_p) for name in ("row_of", "first", "last", "slots", "kept"))
 
 
 class GemmPart(Structure):

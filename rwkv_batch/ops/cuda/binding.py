@@ -36,11 +36,14 @@ class RowBounds:
     first: Tensor  # [rows], the first token
     last: Tensor  # [rows]
     slots: Tensor  # [rows]
+    # [T] slots that get the states behind the tokens, negative for none; only a row's first token may name
+    # the row's own. None: that behind a row's last token goes into the row's own.
+    kept: Tensor | None = None
 
     @property
     def input(self) -> PackedRowsInput:
-        places = (self.row_of, self.first, self.last, self.slots)
-        return PackedRowsInput(*(tensor.data_ptr() for tensor in places))
+        places = (self.row_of, self.first, self.last, self.slots, self.kept)
+        return PackedRowsInput(*map(pointer, places))
 
 
 @dataclass(frozen=True)
@@ -235,12 +238,14 @@ class Kernels(GemmKernels):
             readout and byref(readout),
         )
 
-    def wkv_sequence(self, inputs: TimeMixInput, tokens: int, rows: RowBounds) -> None:
-        """The time mix of packed rows of any number of tokens, one after the other; states are fp32.
+    def wkv_sequence(self, inputs: TimeMixInput, tokens: int, rows: RowBounds, fp32: bool = True) -> None:
+        """The time mix of packed rows of any number of tokens, one after the other.
 
-        What a token gives depends neither on other rows nor on where a prompt is cut, bit for bit.
+        fp32: how states are stored, else fp16, with `rows.kept`. With fp32, what a token gives depends
+        neither on other rows nor on where a prompt is cut, bit for bit.
         """
-        self._call("rwkv_wkv_sequence", byref(inputs), tokens, len(rows.slots), byref(rows.input))
+        count = len(rows.slots)
+        self._call("rwkv_wkv_sequence", byref(inputs), tokens, count, byref(rows.input), int(fp32))
 
     def wkv6(self, inputs: Wkv6Input, tokens: int, slots: Tensor, fp32: bool) -> None:
         """The time mix of RWKV-6 of one token of each of `slots` `[tokens]`. fp32: how states are stored."""

@@ -333,13 +333,13 @@ def command_line() -> argparse.ArgumentParser:
         "--speculate",
         **number(0, most=MOST_DRAFTED),
         help="tokens a row that a step may verify of a draft: of text that its prompt, its answer or its "
-        "prediction has; the answers stay the same; on a CPU (default %(default)s: none)",
+        "prediction has; the answers stay the same (default %(default)s: none)",
     )
     flag(
         "--draft-model",
         metavar="P",
         help="a smaller model with the same vocabulary that guesses for the first one where its text has no "
-        "draft; needs --speculate (default: none)",
+        "draft; on a CPU; needs --speculate (default: none)",
     )
     flag(
         "--threads",

@@ -37,7 +37,7 @@ class StepLoop:
         masks: MaskMaker,
         drafting: Drafting | None = None,
     ) -> None:
-        """drafting: where rows have drafts, of a runner with a verifier whose draws are known at once."""
+        """drafting: where rows have drafts, of a runner with a verifier."""
         self._parts, self._turns, self._adapters, self._masks = parts, turns, adapters, masks
         self._admission = Admission(parts, adapters, masks)
         self._landing = Landing(parts, turns.beginnings, masks)
@@ -56,6 +56,10 @@ class StepLoop:
 
     def launch(self) -> None:
         """Have the device begin with a step."""
+        if self._drafting and self._in_flight:
+            running = self._parts.scheduler.running.values()
+            if self._drafting.worth_waiting(running):
+                self.settle()
         self._admission.admit()
         plan = self._parts.scheduler.plan()
         self._left = 0
@@ -63,7 +67,8 @@ class StepLoop:
         with self._failing(fed):
             if plan:
                 self._launch(plan, fed)
-                self._left = 1 if self._parts.runner.run_ahead_stop_ids else 0
+                known = self._in_flight[-1].verified  # the next drafts begin behind what it has drawn
+                self._left = 1 if self._parts.runner.run_ahead_stop_ids and not known else 0
 
     def land(self) -> None:
         """Take what has been drawn. The device runs the step launched last meanwhile, where that may be."""

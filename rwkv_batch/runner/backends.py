@@ -66,10 +66,16 @@ def _check_speculation(checkpoint: Checkpoint, places: Sequence[torch.device], c
         return
     if len(places) > 1:
         raise DeviceError("--speculate is not for a model in stages yet; leave it out, or name one device.")
-    if places[0].type != "cpu" and config.backend != "torch":
+    if places[0].type == "cpu" or config.backend == "torch":
+        return
+    if checkpoint.family == "rwkv6":
         raise DeviceError(
-            "--speculate is not for the kernels of GPUs yet; leave it out, or use --device cpu or --backend "
+            "--speculate is not for RWKV-6 on a GPU yet; leave it out, or use --device cpu or --backend "
             "torch."
+        )
+    if config.sampler != "own":
+        raise DeviceError(
+            f"--speculate is not for --sampler {config.sampler}; leave one of them out, or use --sampler own."
         )
 
 
@@ -123,7 +129,7 @@ def _create_cuda_runner(
             log.info("layers %d to %d: %s, %.1f GiB", part[0], part[-1], describe(place), taken)
         return StagedRunner(models, wkv_dtype, config.sampler, room)
     model = cuda_model(checkpoint, places[0], architecture, config.batch_invariant, few)
-    return CudaRunner(model, wkv_dtype, config.sampler, room)
+    return CudaRunner(model, wkv_dtype, config.sampler, room, config.speculate)
 
 
 def _check_invariant(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> None:

@@ -11,6 +11,8 @@ from rwkv_batch.model.checkpoint import Family
 from rwkv_batch.model.cuda.cuda_model import SCORED_AT_ONCE, CudaModel
 from rwkv_batch.model.cuda.rwkv6 import RWKV6Cuda
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
+from rwkv_batch.model.cuda.steps.graphs import GraphLadder
+from rwkv_batch.model.cuda.steps.verify import MOST_TOKENS, VerifySteps, spare_slots
 from rwkv_batch.ops.cuda.abi import STOPS
 from rwkv_batch.ops.cuda.inputs.staging import Download, upload
 from rwkv_batch.ops.device import reserve_bytes
@@ -18,7 +20,7 @@ from rwkv_batch.ops.low_rank import LowRankAdapter
 from rwkv_batch.runner.limits import GPU_LIMITS
 from rwkv_batch.runner.one_row import OneRow
 from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, DrawUnder, NewRow
-from rwkv_batch.runner.warmup import launch_all_kernels, logits_bytes, run_largest_step
+from rwkv_batch.runner.warmup import LOGITS_COPIES, launch_all_kernels, logits_bytes, run_largest_step
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
 from rwkv_batch.sampling.masks import RowMasks
 from rwkv_batch.sampling.mixtures import mix_logits
@@ -73,6 +75,7 @@ class CudaRunner:
     run_ahead_stop_ids, limits = STOPS, GPU_LIMITS
     dtype = CudaModel.dtype
     one_row: OneRow | None = None
+    verify: VerifySteps | None = None  # where rows may have drafts
 
     def __init__(
         self,
@@ -80,12 +83,18 @@ class CudaRunner:
         wkv_dtype: torch.dtype,
         sampler: SamplerName,
         adapters: AdapterRoom = NO_ADAPTERS,
+        speculate: int = 0,
     ) -> None:
+        """speculate: tokens of a draft, at most; 0: no row has one."""
         self.devices: tuple[torch.device, ...] = (model.device,)
         self.model, self.device, self._wkv_dtype, self._sampler = model, model.device, wkv_dtype, sampler
-        self._invariant = model.kernels.invariant
-        self.most_steps = 1 if self._invariant else MOST_STEPS
+        self.invariant = model.kernels.invariant
+        self.most_steps = 1 if self.invariant else MOST_STEPS
         self._adapters = adapters if model.takes_adapters else NO_ADAPTERS
+        self._drafted = (
+            model if speculate and isinstance(model, RWKV7Cuda) else None
+        )  # whose rows have drafts
+        self.spare = spare_slots(speculate) if self._drafted else 0  # slots for these
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
         slots, shape = rows + idle_slots, self.model.checkpoint
@@ -94,11 +103,15 @@ class CudaRunner:
         steps = self.model.step_bytes(rows, prefill_tokens, room.slots, room.most_rank)
         logits = logits_bytes(shape, rows, SCORED_AT_ONCE, self.dtype, self.device)
         one_row = OneRow.bytes_needed(self.model, self.most_steps)
-        return reserve_bytes(self.device) + slots * slot_bytes + logits + steps + one_row
+        drafts = 0
+        if self._drafted:
+            drafts = self._drafted.verify_bytes(self._wkv_dtype, self.spare)
+            drafts += MOST_TOKENS * LOGITS_COPIES * 4 * shape.vocab
+        return reserve_bytes(self.device) + slots * slot_bytes + logits + steps + one_row + drafts
 
     def allocate(self, rows: int, idle_slots: int, prefill_tokens: int, late: bool = False) -> None:
         slots = rows + idle_slots
-        self.states = self.model.new_states(slots, self._wkv_dtype)
+        self.states = self.model.new_states(slots, self._wkv_dtype, self.spare)
         self.sampler = CudaSampler(
             slots, self.model.checkpoint.vocab, self.device, self._sampler, self.model.kernels.architecture
         )
@@ -106,8 +119,14 @@ class CudaRunner:
             room = self._adapters
             self.model.add_adapters(room.slots, room.most_rank, prefill_tokens + rows)
         self.one_row = OneRow.for_model(self.model, self.states, self.sampler, self.most_steps)
-        more = self.one_row.ladders if self.one_row else ()
+        more: list[GraphLadder[Any, Any]] = [*self.one_row.ladders] if self.one_row else []
+        if self._drafted:
+            self.verify = self._drafted.verify_steps(self.states)
+            more.append(self.verify.ladder)
         self.model.capture(self.states, rows, late=late, most_tokens=prefill_tokens + rows, more=more)
+        if self.verify and late:  # what drafts cost is measured before `improve` comes to these
+            self.model.capture_one_row(self.states)
+            self.verify.ladder.capture_all(progress=False)
         run_largest_step(self.model.forward, self.states, rows, prefill_tokens)
         launch_all_kernels(self, rows, few=late)
 
@@ -146,7 +165,7 @@ class CudaRunner:
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor, PromptScores]:
         """Logits of the rows that draw, the slots of those that have not finished, and what prompts score."""
         wanted = None if len(batch.draws) == len(batch.slots) else batch.draws
-        scores = PromptScores(batch.scored, self.device, self._invariant)
+        scores = PromptScores(batch.scored, self.device, self.invariant)
         logits, slots = self.model.run(
             batch.tokens, batch.counts, batch.slots, self.states, wanted, batch.adapters, scores
         )
@@ -179,5 +198,5 @@ class CudaRunner:
         if not tops:
             return QueuedDraws(ids, scores, scored)
         of = upload(list(tops), self.device)
-        found = logprobs(logits[of], ids[of], max(tops.values()), self._invariant)
+        found = logprobs(logits[of], ids[of], max(tops.values()), self.invariant)
         return QueuedDraws(ids, scores, scored, found, tops.values())

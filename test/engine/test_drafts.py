@@ -1,6 +1,6 @@
 """Speculative decoding: rows draw what they draw without drafts, in fewer steps."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,16 +10,16 @@ from engine_driver import Driver
 from msgspec import structs
 from reference import Reference
 
-from bench.make_checkpoint import random_checkpoint
+from bench.make_checkpoint import random_checkpoint, random_rwkv6
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.speculation import drafting
 from rwkv_batch.engine.speculation.cost import DraftCost
-from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.runner.backends import create_runner
 from rwkv_batch.runner.protocol import Batch, NewRow
-from rwkv_batch.runner.speculation.torch_verifier import verifier_of
+from rwkv_batch.runner.speculation.verifiers import verifier_of
 from rwkv_batch.wire.protocol import Grammar, MixturePart, RowDelta, Sampling
 
 GREEDY = Sampling(temperature=0)
@@ -232,15 +232,18 @@ def test_operations_of_torch_verify_too(weights: Checkpoint, told: RowDelta):
 
 
 @pytest.mark.parametrize(
-    ("places", "why"),
+    ("model", "places", "fields", "why"),
     [
-        (["cpu", "cpu"], "--speculate is not for a model in stages"),
-        (["cuda"], "--speculate is not for the kernels"),
+        (tiny, ["cpu", "cpu"], {}, "--speculate is not for a model in stages"),
+        (lambda: from_tensors("6", random_rwkv6(2, 64, 64)), ["cuda"], {}, "--speculate is not for RWKV-6"),
+        (tiny, ["cuda"], {"sampler": "flashinfer"}, "--speculate is not for --sampler flashinfer"),
     ],
 )
-def test_what_does_not_verify_drafts_refuses_them(places: list[str], why: str):
+def test_what_does_not_verify_drafts_refuses_them(
+    model: Callable[[], Checkpoint], places: list[str], fields: dict, why: str
+):
     with pytest.raises(DeviceError, match=why):
-        create_runner(tiny(), [torch.device(place) for place in places], EngineConfig(speculate=3))
+        create_runner(model(), [torch.device(place) for place in places], EngineConfig(speculate=3, **fields))
 
 
 @pytest.mark.parametrize(("each", "drafted"), [(0.1, True), (1.0, False)])

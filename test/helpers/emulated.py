@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rwkv_batch.model.cuda.steps.graphs import GraphLadder
 from rwkv_batch.ops.compiled import hip, libraries
 from rwkv_batch.ops.cpu.build import processor
 from rwkv_batch.ops.cuda import abi, build, gemms
@@ -81,6 +82,8 @@ def run_models(patch: pytest.MonkeyPatch, target: str) -> None:
     for name in ("empty", "tensor", "zeros", "full"):
         patch.setattr(torch, name, partial(_without_pinning, getattr(torch, name)))
     patch.setattr(blaslt, "for_device", lambda _: None)
+    for name in ("capture", "capture_all"):
+        patch.setattr(GraphLadder, name, lambda *_, **__: None)
     for module in (cuda_runner, staged_runner):  # they are for GPUs, and would take minutes
         for name in ("run_largest_step", "launch_all_kernels"):
             patch.setattr(module, name, lambda *_, **__: None)

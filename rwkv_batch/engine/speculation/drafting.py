@@ -7,7 +7,7 @@ has none, or none that is as likely, a draft model may guess (`guessing.py`).
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,23 +21,23 @@ from rwkv_batch.engine.speculation.guessing import Draft, Guessing, WantedGuesse
 from rwkv_batch.runner.protocol import Batch
 from rwkv_batch.runner.speculation.draft_model import DraftModel
 from rwkv_batch.runner.speculation.protocol import MasksBehind, Verifier
-from rwkv_batch.runner.speculation.torch_verifier import verifier_of
+from rwkv_batch.runner.speculation.verifiers import verifier_of
 from rwkv_batch.text.lookup import MOST_LOOKED_UP, Lookup
 
 log = logging.getLogger(__name__)
 
-MOST_TOGETHER = 64  # of all rows: their logits are in memory at once
 MOST_EXPECTED = 4 * MOST_LOOKED_UP  # characters that are read of a prediction
 LEAST_GAIN = 2.0  # what drafts are expected to gain, in multiples of their cost: both are not known well
+WAIT = 0.1  # of a step, for which a device does nothing while the host waits for what it has drawn
 
 
 def drafting_of(
     parts: EngineParts, config: EngineConfig, masks: MaskMaker, draft_model: DraftModel | None = None
 ) -> "Drafting | None":
     """Drafts as configured, with their cost measured; None: rows have none. masks: as of Drafting."""
-    most = config.speculate
-    if not most or (verifier := verifier_of(parts.runner)) is None:
+    if not config.speculate or (verifier := verifier_of(parts.runner)) is None:
         return None
+    most = min(config.speculate, verifier.most_drafted)
     guessing = None
     if draft_model:
         slots, shape = len(parts.runner.states), draft_model.checkpoint
@@ -95,7 +95,9 @@ class Drafting:
             if row.state is not DECODING:
                 break
             decoding += 1
-        drafts = self._drafts(drawing[:decoding], len(batch.tokens)) if batch.steps == 1 and decoding else {}
+        drafts: dict[int, Draft] = {}
+        if batch.steps == 1 and decoding and self.verifier.takes(batch):
+            drafts = self._drafts(drawing[:decoding], len(batch.tokens))
         if not drafts:
             return Extended(batch, {}, {})
         tokens, counts = list[int](), list(batch.counts)
@@ -109,6 +111,25 @@ class Drafting:
             {place: draft.ahead.mask for place, draft in drafts.items() if draft.ahead},
         )
 
+    def worth_waiting(self, running: Collection[Row]) -> bool:
+        """Whether rows will have drafts that pay once it is known what they have drawn in steps in flight.
+
+        running: all rows that have slots.
+        """
+        cost, pace = self._cost, float(len(running))
+        if pace > self.verifier.most_rows or any(row.state is not DECODING for row in running):
+            return False
+        least, gained = cost.each * pace * LEAST_GAIN, 0.0
+        for row in running:
+            if not row.in_flight or least >= 1 or (lookup := self._lookup(row)) is None:
+                continue
+            lookup.follow(row.drawn)
+            tokens, expected = lookup.draft(self._most + row.in_flight, least)
+            behind = len(tokens) - row.in_flight
+            if behind > 0:  # the first ones are those in flight
+                gained += expected - row.in_flight - least * behind
+        return gained > (cost.fixed + WAIT) * pace * LEAST_GAIN
+
     def _drafts(self, decoding: list[Row], tokens: int) -> dict[int, Draft]:
         """The drafts of the rows that decode, by place. tokens: of the step without them."""
         cost = self._cost
@@ -117,7 +138,7 @@ class Drafting:
         least = cost.each * pace * LEAST_GAIN
         if least >= 1:
             return {}
-        room, found, unlikely = MOST_TOGETHER, dict[int, Draft](), dict[int, WantedGuesses]()
+        room, found, unlikely = self.verifier.most_drafted, dict[int, Draft](), dict[int, WantedGuesses]()
         for place, row in enumerate(decoding):
             if row.in_flight or (lookup := self._lookup(row)) is None:
                 continue

@@ -91,11 +91,12 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         self._late: LateWork | None = None
         self.adapters: AdapterSlots | None = None
 
-    def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float16) -> CudaStates:
-        """The states of that many slots, all before the first token."""
+    def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float16, spare: int = 0) -> CudaStates:
+        """The states of that many slots, all before the first token. spare: slots besides, for drafts."""
         width, start = self.checkpoint.width, self.checkpoint.start_state()
         start = None if start is None else start[self.part.start : self.part.stop]
-        return CudaStates(self.kernels, slots, len(self.part), width, wkv_dtype, start, self.defers)
+        size = len(self.part), width
+        return CudaStates(self.kernels, slots, size, wkv_dtype, start, self.defers, spare)
 
     def slot_bytes(self, wkv_dtype: torch.dtype) -> int:
         """Of a slot of `new_states`, deferred writes included."""
@@ -139,7 +140,8 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         no graph. more: what is captured with them.
         """
         self._graphs, self._late, self._most = None, None, (rows, most_tokens)
-        timed = (*decode_sizes(rows or len(states)), *(s for s in PREFILL_SIZES if s <= MEASURED_TOKENS))
+        most = max(rows or len(states), *(ladder.sizes[-1] for ladder in more), 0)
+        timed = (*decode_sizes(most), *(s for s in PREFILL_SIZES if s <= MEASURED_TOKENS))
         ladders: list[GraphLadder[Any, Any]] = []
         with torch.cuda.device(self.device):
             if self.tuner and not late:
@@ -151,6 +153,14 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
             for ladder in ladders:
                 ladder.capture_later() if late else ladder.capture_all(progress)
         self._late = LateWork(ladders, self.tuner, timed) if late else None
+
+    @torch.inference_mode()
+    def capture_one_row(self, states: CudaStates) -> None:
+        """Capture the graph of a step of one row now, after `capture`."""
+        with torch.cuda.device(self.device):
+            ladder = self._graphs_over(states)[self.kernels.invariant]
+            if ladder.sizes[0] in ladder.missing:
+                ladder.capture(ladder.sizes[0])
 
     @torch.inference_mode()
     def improve(self, idle: bool) -> bool:

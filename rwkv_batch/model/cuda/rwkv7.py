@@ -20,6 +20,7 @@ from rwkv_batch.model.cuda.steps.graphs import graph_bytes, prefills_held
 from rwkv_batch.model.cuda.steps.mixers import NormMixer, decode_norms, prefill_norms, time_mix_input
 from rwkv_batch.model.cuda.steps.row import RowStep
 from rwkv_batch.model.cuda.steps.states import CudaStates
+from rwkv_batch.model.cuda.steps.verify import MOST_TOKENS, VerifySteps, verify_graph_bytes
 from rwkv_batch.model.tensors.description import DEEP_RANK
 from rwkv_batch.ops.cuda.abi import (
     CHUNK,
@@ -28,12 +29,13 @@ from rwkv_batch.ops.cuda.abi import (
     ReadoutInput,
     TimeMixInput,
 )
-from rwkv_batch.ops.cuda.binding import Addend, NormMix
-from rwkv_batch.ops.cuda.buffers import Buffers
+from rwkv_batch.ops.cuda.binding import Addend, NormMix, RowBounds
+from rwkv_batch.ops.cuda.buffers import Buffers, buffer_bytes
 from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
 from rwkv_batch.ops.cuda.inputs.packing import DeviceRows, most_chunks
 from rwkv_batch.ops.cuda.special import blaslt
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
+from rwkv_batch.state.slots import slot_bytes
 
 TIMED_LAYERS = 8  # in which GEMMs are timed between their neighbours
 
@@ -128,6 +130,40 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         norm_mix, of_rows = prefill_norms(self.kernels, b, rows.rows), StepAdapters(adapters, b)
         return self._run_layers(tokens, states, b, norm_mix, wkv, whole, of_rows)
 
+    def verify_bytes(self, wkv_dtype: torch.dtype, drafted: int) -> int:
+        """What `verify_steps` takes, with spare slots for so many tokens of drafts."""
+        slots = drafted * slot_bytes(len(self.part), self.checkpoint.width, self.dtype, wkv_dtype)
+        logits = MOST_TOKENS * len(self.weights.head) * self.dtype.itemsize
+        buffers = buffer_bytes(self._buffer_shape, MOST_TOKENS)
+        return slots + logits + buffers + verify_graph_bytes(len(self.part))
+
+    def verify_steps(self, states: CudaStates) -> VerifySteps:
+        """What verifies drafts over these states, which have spare slots."""
+        logits = torch.empty(MOST_TOKENS, len(self.weights.head), device=self.device, dtype=self.dtype)
+        return VerifySteps(states, partial(self._verify, states, logits))
+
+    def _verify(
+        self,
+        states: CudaStates,
+        all_logits: Tensor,
+        tokens: Tensor,
+        rows: RowBounds,
+        arena: dict[str, Tensor],
+    ) -> Tensor:
+        """Launch all layers and the head over packed rows of a few tokens, whose states are kept."""
+        b, logits = self.new_buffers(len(tokens), arena), all_logits[: len(tokens)]
+        states.feed.flush_slots(rows.slots)
+        fp32, methods = states.wkv.dtype == torch.float32, self.methods(len(tokens))
+
+        def wkv(inputs: TimeMixInput, *, readout: ReadoutInput | None) -> None:
+            assert readout is None
+            self.kernels.wkv_sequence(inputs, len(tokens), rows, fp32)
+
+        norm_mix, of_rows = prefill_norms(self.kernels, b, rows), StepAdapters(None, b)
+        self._norm_out(b, self._run_layers(tokens, states, b, norm_mix, wkv, methods, of_rows))
+        self._head(b.normed, logits, methods)
+        return logits
+
     def _head(self, x: Tensor, logits: Tensor, methods: dict[str, str]) -> None:
         self.gemms.find(HEAD, methods[HEAD]).run(calls.head(self.weights.head, x, logits))
 
@@ -139,7 +175,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         """
         layers = min(TIMED_LAYERS, len(self.part))
         states = CudaStates(
-            self.kernels, min(rows, SPARSE_ROWS[-1]), layers, self.checkpoint.width, torch.float16
+            self.kernels, min(rows, SPARSE_ROWS[-1]), (layers, self.checkpoint.width), torch.float16
         )
         tokens = torch.randint(self.weights.vocab, (rows,), device=self.device, dtype=torch.int32)
         numbers = torch.arange(rows, device=self.device, dtype=torch.int32)

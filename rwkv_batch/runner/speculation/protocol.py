@@ -1,11 +1,12 @@
 """What the engine needs of a backend to verify drafts: steps in which a row draws several tokens."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from rwkv_batch.runner.protocol import Batch, Draws
+from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws
 from rwkv_batch.sampling.logprobs import RowLogprobs
 from rwkv_batch.sampling.masks import RowMasks
 
@@ -23,6 +24,16 @@ class VerifiedDraws(Draws, Protocol):
         """
 
 
+@dataclass(frozen=True)
+class KnownVerified(KnownDraws):
+    """Those of a step that is done."""
+
+    behind: dict[int, MoreDraws] = field(default_factory=dict)
+
+    def more(self) -> dict[int, MoreDraws]:
+        return self.behind
+
+
 # By place in the draws, of a row with masks: that behind so many accepted tokens of its draft, `[words]` as
 # in RowMasks; None: there is none, and the row draws no more in this step.
 MasksBehind = Mapping[int, Callable[[int], np.ndarray | None]]
@@ -38,6 +49,17 @@ class Verifier(Protocol):
     the rest: for a draft that is one text this is the exact rejection of speculative sampling (Leviathan,
     Kalman and Matias 2023).
     """
+
+    @property
+    def most_rows(self) -> int:
+        """Of a step in which rows have drafts."""
+
+    @property
+    def most_drafted(self) -> int:
+        """Tokens of all drafts of a step."""
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether rows of this step can have drafts. It has none yet."""
 
     def feed(self, batch: Batch, drafts: Mapping[int, int]) -> VerifyUnder:
         """The first half of a step: the model over the rows.

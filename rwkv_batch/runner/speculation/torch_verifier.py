@@ -1,7 +1,7 @@
 """Steps with drafts over torch's operations and the kernels for CPUs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.torch_model import Accept, PackedBatch, TorchModel
-from rwkv_batch.runner.protocol import Batch, KnownDraws, Runner
-from rwkv_batch.runner.speculation.protocol import MasksBehind, MoreDraws, Verifier, VerifyUnder
+from rwkv_batch.runner.protocol import Batch, Runner
+from rwkv_batch.runner.speculation.protocol import KnownVerified, MasksBehind, MoreDraws, VerifyUnder
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
 from rwkv_batch.sampling.masks import RowMasks
 from rwkv_batch.sampling.mixtures import mix_logits
 from rwkv_batch.sampling.prompt_logprobs import PromptScores, scored_rows
+
+MOST_TOGETHER = 64  # tokens of all drafts: their logits are in memory at once
 
 
 def torch_model_of(runner: Runner) -> TorchModel | None:
@@ -24,22 +26,6 @@ def torch_model_of(runner: Runner) -> TorchModel | None:
     if isinstance(runner, TorchRunner) and isinstance(runner.model, TorchModel):
         return runner.model
     return None
-
-
-def verifier_of(runner: Runner) -> Verifier | None:
-    """What verifies drafts for a runner that has its states; None: nothing does."""
-    model = torch_model_of(runner)
-    return TorchVerifier(runner, model) if isinstance(runner, TorchRunner) and model else None
-
-
-@dataclass(frozen=True)
-class KnownVerified(KnownDraws):
-    """Those of a step with drafts."""
-
-    behind: dict[int, MoreDraws] = field(default_factory=dict)
-
-    def more(self) -> dict[int, MoreDraws]:
-        return self.behind
 
 
 @dataclass(frozen=True)
@@ -52,6 +38,17 @@ class TorchVerifier:
 
     runner: TorchRunner
     model: TorchModel
+
+    @property
+    def most_rows(self) -> int:
+        return MOST_TOGETHER
+
+    @property
+    def most_drafted(self) -> int:
+        return MOST_TOGETHER
+
+    def takes(self, batch: Batch) -> bool:
+        return True
 
     def feed(self, batch: Batch, drafts: Mapping[int, int]) -> VerifyUnder:
         self.runner.take_threads()

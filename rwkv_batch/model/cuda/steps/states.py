@@ -18,15 +18,21 @@ class CudaStates(DeviceStates):
         self,
         kernels: Kernels,
         slots: int,
-        layers: int,
-        width: int,
+        size: tuple[int, int],
         wkv: torch.dtype,
         start: Tensor | None = None,
         defers: bool = True,
+        spare: int = 0,
     ) -> None:
-        """defers: whether writes to fp16 states are deferred."""
-        super().__init__(slots, layers, width, torch.float16, wkv, kernels.device, start)
-        self.feed = Feed(kernels, self.wkv, defers)
+        """size: layers and width. defers: whether writes to fp16 states are deferred. spare: slots behind the
+        others, for drafts.
+        """
+        super().__init__(slots + spare, *size, torch.float16, wkv, kernels.device, start)
+        self._slots = slots
+        self.feed = Feed(kernels, self.wkv[:slots], defers)
+
+    def __len__(self) -> int:
+        return self._slots
 
     @staticmethod
     def bytes_of_slot(layers: int, width: int, wkv: torch.dtype, defers: bool = True) -> int:
@@ -37,3 +43,7 @@ class CudaStates(DeviceStates):
 
     def flush(self, slots: Collection[int]) -> None:
         self.feed.flush(slots)
+
+    def keep(self, slot: int, spare: int) -> None:
+        """The slot, which does not lag, gets the state of a spare one."""
+        self.memory[slot].copy_(self.memory[spare])

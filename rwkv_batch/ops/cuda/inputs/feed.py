@@ -70,11 +70,18 @@ class Feed:
         """Write what is pending into the states of these slots."""
         if self.pending is not None and slots:
             self.prepare()
-            index = upload(list(slots), self._wkv.device, torch.int32)
             with torch.cuda.device(self._wkv.device):
-                self._kernels.wkv_flush(
-                    index.data_ptr(), None, len(index), self._records.table, self._wkv, self.pending
-                )
+                self.flush_slots(upload(list(slots), self._wkv.device, torch.int32))
+
+    def flush_slots(self, slots: Tensor) -> None:
+        """Write what is pending into the states of slots `[n]` int32 on the device, negative for none.
+
+        `prepare` comes first.
+        """
+        if self.pending is not None:
+            self._kernels.wkv_flush(
+                slots.data_ptr(), None, len(slots), self._records.table, self._wkv, self.pending
+            )
 
     def flush_rows(self, pieces: ChunkedRows) -> None:
         """Write what is pending into the states of a prefill's rows, whose number is on the device."""

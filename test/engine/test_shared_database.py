@@ -271,3 +271,27 @@ def test_the_database_may_be_started_again(
     assert one.said(waiting) == expected[1]
     starting.join()
     assert two.say(PROMPTS[2], "a") == expected[2]
+
+
+def test_turns_are_refused_after_kill_9_of_the_database_and_none_is_lost(
+    impatient: Cluster, postgres: PostgresServer, expected: list[tuple[str, int]]
+) -> None:
+    one, two = impatient.start(), impatient.start()
+    assert one.say(PROMPTS[0], "a") == expected[0]
+    running = one.add(PROMPTS[1], "a", flush_tokens=1)
+    while not one.text(running):
+        one.step()
+    postgres.kill()
+    try:
+        for driver, name in (
+            (one, running),
+            (one, one.add(PROMPTS[1], "a")),
+            (two, two.add(PROMPTS[1], "a")),
+        ):
+            refused = refusal(driver, name)
+            assert refused.reason == "unavailable" and refused.message.startswith(AWAY)
+    finally:
+        postgres.start()
+    assert two.say(PROMPTS[1], "a") == expected[1], "what was refused is not stored, and nothing else is lost"
+    assert one.say(PROMPTS[2], "a") == expected[2]
+    assert [len(each.ask(SessionHistory("history", "a")).turns) for each in (one, two)] == [3, 3]

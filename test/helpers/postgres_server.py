@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,26 @@ class PostgresServer:
         self.process.send_signal(how)
         self.process.wait(PATIENCE)
 
+    def kill(self) -> None:
+        """kill -9 of the process that has started all others, which end for that. Returns when they have."""
+        others = self._others()
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        deadline = time.monotonic() + PATIENCE
+        while any(map(_runs, others)):
+            assert time.monotonic() < deadline, "processes of PostgreSQL stay"
+            time.sleep(0.02)
+
+    def _others(self) -> list[int]:
+        """Processes that the first one has started."""
+        found = []
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # it has ended
+                parent = file.read_text().rsplit(")", 1)[1].split()[1]
+                if int(parent) == self.process.pid:
+                    found.append(int(file.parent.name))
+        return found
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.stop(signal.SIGQUIT)
@@ -96,6 +117,14 @@ class PostgresServer:
     def _run(self, *command: str | Path) -> None:
         done = subprocess.run(command, cwd="/", capture_output=True, text=True, **self._user)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _exists(user: str) -> bool:

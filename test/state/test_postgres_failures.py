@@ -5,8 +5,8 @@ import os
 import socket
 import sqlite3
 import threading
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
 from errno import EIO, EMFILE, ENOSPC
 from functools import partial
 from pathlib import Path
@@ -234,6 +234,90 @@ def test_it_is_said_that_a_turn_may_have_been_stored(postgres: PostgresServer, t
         with pytest.raises(StoreAway, match=r"cannot be reached; try again later\.$"):
             do(store, PutTurn(two), PutSession(session("a", two), follows=one.id))
         assert [str(error).endswith(UNKNOWN) for error in errors] == [True]
+
+
+class Appending:
+    """A server whose thread appends turns to sessions, each behind what the database has."""
+
+    def __init__(self, store: PostgresStore, keys: Sequence[str]) -> None:
+        self._store, self._keys = store, keys
+        self.acknowledged: dict[str, list[int]] = {key: [] for key in keys}
+        self.doubtful, self.refused = set[int](), threading.Event()
+        self.back, self._stop, self._changed = threading.Event(), threading.Event(), threading.Condition()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def wait(self, more: int) -> None:
+        """Until so many more turns of each session have been acknowledged."""
+        wanted = {key: len(ids) + more for key, ids in self.acknowledged.items()}
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: all(len(self.acknowledged[key]) >= count for key, count in wanted.items()), 120
+            )
+
+    def stop(self) -> None:
+        self._stop.set()
+        self.back.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        ids = self._store.turn_numbers()
+        while not self._stop.is_set():
+            for key in self._keys:
+                id_ = next(ids)
+                try:
+                    self._append(key, id_)
+                except StoreAway as error:
+                    if UNKNOWN in str(error):
+                        self.doubtful.add(id_)
+                    if "cannot be reached" in str(error):  # else the other server holds the session
+                        self.refused.set()
+                        self.back.wait()
+
+    def _append(self, key: str, id_: int) -> None:
+        found = self._store.find_session(key)
+        turn = next_turn(id_, self._store.read_turn(found.head.turn) if found else None)
+        put = PutSession(session(key, turn), follows=turn.parent)
+        (outcome,) = self._store.commit([[PutTurn(turn), put]])
+        if isinstance(outcome, Removed):  # else the other server was first
+            with self._changed:
+                self.acknowledged[key].append(id_)
+                self._changed.notify_all()
+
+
+def test_kill_9_of_the_database_loses_no_turn_and_leaves_one_history_of_each_session(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    name = new_name()
+    with ExitStack() as at_end:
+        stores = [
+            at_end.enter_context(closing(PostgresStore(postgres.url, tmp_path / each, name=name, patience=0)))
+            for each in ("one", "two")
+        ]
+        servers = [
+            Appending(store, ["both", each]) for store, each in zip(stores, ("one", "two"), strict=True)
+        ]
+        for server in servers:
+            at_end.callback(server.stop)
+        for server in servers:
+            server.wait(3)
+        postgres.kill()
+        try:
+            assert all(server.refused.wait(120) for server in servers)
+        finally:
+            postgres.start()
+        for server in servers:
+            server.back.set()
+        for server in servers:
+            server.wait(3)
+            server.stop()
+        for key in ("both", "one", "two"):
+            found = stores[0].find_session(key)
+            assert found
+            history = stores[0].turn_ids(found.head.turn, range(1, 1 << 40))
+            acknowledged = {id_ for server in servers for id_ in server.acknowledged.get(key, ())}
+            assert len(history) == len(set(history)) == found.head.number
+            assert acknowledged <= {*history} <= acknowledged | servers[0].doubtful | servers[1].doubtful
 
 
 # What is missing

@@ -3,6 +3,7 @@
 Under --emulated most of these tests run on a CPU.
 """
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from bench.make_checkpoint import random_rwkv7a
 from rwkv_batch.bundled import unpack
 from rwkv_batch.engine import Engine
 from rwkv_batch.engine.speculation import drafting
-from rwkv_batch.engine.speculation.cost import DraftCost
+from rwkv_batch.engine.speculation.cost import DraftCost, draft_cost
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
 from rwkv_batch.model.cuda.gemms.autotune import Autotuner
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
@@ -226,6 +227,14 @@ def test_a_step_of_other_rows_than_those_that_decode_has_no_drafts():
     assert not verifier.takes(Batch([3] * 9, [1] * 9, list(range(9)), list(range(9))))
     assert verifier.most_drafted == MOST_DRAFTED == runner.spare
     assert len(runner.states) == ROWS + 1  # spare slots belong to nobody
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_measuring_what_drafts_cost_leaves_states_as_before_any_token(invariant):
+    runner, verifier = runner_of(MODELS["rwkv7"](), torch.float32, invariant)
+    cost = draft_cost(runner, verifier, 7)
+    assert 0 <= cost.fixed < math.inf and 0 <= cost.each < math.inf
+    assert not any(each.any() for slot in range(ROWS + 1) for each in state(runner, slot))
 
 
 def test_without_drafts_there_are_no_spare_slots():

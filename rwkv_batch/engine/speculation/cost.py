@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rwkv_batch.runner.protocol import Batch, NewRow, Runner
+from rwkv_batch.runner.protocol import LAST, Batch, NewRow, Runner
 from rwkv_batch.runner.speculation.draft_model import DraftModel
 from rwkv_batch.runner.speculation.protocol import Verifier
 from rwkv_batch.text.tokenizer import END_OF_TEXT
@@ -13,6 +13,7 @@ from rwkv_batch.wire.protocol import Sampling
 
 LEAST_TIMES, MOST_TIMES = 2, 30  # that each step is measured
 READ = 16  # tokens by which reading is measured
+AHEAD = 4  # launches that are queued together where steps are queued ahead
 SECONDS = 0.3  # that this may take beyond the least times
 GREEDY = Sampling(temperature=0.0)
 
@@ -36,8 +37,8 @@ def draft_cost(
 ) -> DraftCost:
     """Of drafts of up to `most` tokens. The state of slot 0 is as before any token, then too."""
     runner.begin(0, NewRow(GREEDY, 0, 0, ()))
-    plain = Batch(tokens=[END_OF_TEXT], counts=[1], slots=[0], draws=[0])
-    steps: list[Callable[[], object]] = [lambda: runner.run(plain).wait()]
+    plain, together = _plain(runner)
+    steps: list[Callable[[], object]] = [plain]
     for count in (1, most):
         batch = Batch(tokens=[END_OF_TEXT] * (1 + count), counts=[1 + count], slots=[0], draws=[0])
         steps.append(partial(_verify, verifier, batch, count))
@@ -45,11 +46,25 @@ def draft_cost(
         steps += [partial(draft_model.first, {0: [END_OF_TEXT] * count}) for count in (1, READ)]
     # What others do on the host meanwhile does not count.
     clock = time.process_time if runner.device.type == "cpu" else time.perf_counter
-    one, short, long, *passes = _seconds(steps, clock)
+    several, short, long, *passes = _seconds(steps, clock)
+    one = several / together
     runner.states.clear([0])
     each = max((long - short) / (most - 1), 0.0) if most > 1 else max(short - one, 0.0)
     guess, read = (passes[0], max(passes[1] - passes[0], 0.0) / (READ - 1)) if passes else (0.0, 0.0)
     return DraftCost(max(short - one - each, 0.0) / one, each / one, guess / one, read / one)
+
+
+def _plain(runner: Runner) -> tuple[Callable[[], object], int]:
+    """Steps of one token as they run without drafts, and how many; those with drafts are not queued ahead."""
+    if not runner.run_ahead_stop_ids:
+        known = Batch(tokens=[END_OF_TEXT], counts=[1], slots=[0], draws=[0])
+        return lambda: runner.run(known).wait(), 1
+    last = Batch(tokens=[LAST], counts=[1], slots=[0], draws=[0], steps=runner.most_steps)
+
+    def queued() -> object:
+        return [runner.run(last) for _ in range(AHEAD)][-1].wait()
+
+    return queued, AHEAD * runner.most_steps
 
 
 def _verify(verifier: Verifier, batch: Batch, count: int) -> object:

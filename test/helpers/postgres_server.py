@@ -98,13 +98,8 @@ class PostgresServer:
 
     def _others(self) -> list[int]:
         """Processes that the first one has started."""
-        found = []
-        for file in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):  # it has ended
-                parent = file.read_text().rsplit(")", 1)[1].split()[1]
-                if int(parent) == self.process.pid:
-                    found.append(int(file.parent.name))
-        return found
+        running = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+        return [pid for pid in running if _status(pid)[1:] == [str(self.process.pid)]]
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -119,12 +114,16 @@ class PostgresServer:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def _status(pid: int) -> list[str]:
+    """Its state and the process that has started it; empty: there is none. For Linux."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:2]
+    return []
+
+
 def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    """One that only waits to be reaped does not."""
+    return _status(pid)[:1] not in ([], ["Z"])
 
 
 def _exists(user: str) -> bool:

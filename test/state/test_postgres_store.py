@@ -300,22 +300,34 @@ def test_a_turn_that_another_server_refers_to_is_not_removed(
 # Failures of the database
 
 
-def test_nothing_is_stored_while_the_disk_is_full_and_everything_then(
-    store: PostgresStore, database: psycopg.Connection
+@pytest.mark.parametrize(
+    ("code", "reason", "sentence"),
+    [
+        ("53100", "could not extend file: No space left on device", "The disk of the database is full"),
+        ("53000", "could not open file: Too many open files", r"\(could not open .*\); try again later\.$"),
+        ("53200", "out of memory", r"\(out of memory\); try again later\.$"),
+        ("57014", "canceling statement due to statement timeout", r"\(canceling .*\); try again later\.$"),
+        ("58030", "could not read block: Input/output error", r"\(could not read .*\); try again later\.$"),
+    ],
+)
+def test_nothing_is_stored_while_the_disk_fails_and_everything_then(
+    store: PostgresStore, database: psycopg.Connection, code: str, reason: str, sentence: str
 ) -> None:
-    """PostgreSQL reports a full disk by this code (errcodes-appendix of its manual)."""
+    """PostgreSQL reports it by these codes (errcodes-appendix of its manual)."""
     one, two = chain(1, [5, 5])
     do(store, PutTurn(one), PutSession(session("a", one)))
-    database.execute("""
-        CREATE FUNCTION no_room() RETURNS trigger AS $$ BEGIN
-            RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100';
+    database.execute(
+        f"""
+        CREATE FUNCTION fails() RETURNS trigger AS $$ BEGIN
+            RAISE EXCEPTION '{reason}' USING ERRCODE = '{code}';
         END $$ LANGUAGE plpgsql;
-        CREATE TRIGGER no_room BEFORE INSERT ON turns EXECUTE FUNCTION no_room();""")
+        CREATE TRIGGER fails BEFORE INSERT ON turns EXECUTE FUNCTION fails();""".encode()
+    )
     append = [PutTurn(two), PutSession(session("a", two), follows=one.id)]
-    with pytest.raises(StoreAway, match="The disk of the database is full"):
+    with pytest.raises(StoreAway, match=sentence):
         do(store, *append)
     assert store.find_session("a") == session("a", one)
-    database.execute("DROP TRIGGER no_room ON turns")
+    database.execute("DROP TRIGGER fails ON turns")
     do(store, *append)
     assert store.find_session("a") == session("a", two)
 

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from rwkv_batch.state.entries import StoreAway, StoreError
+from rwkv_batch.state.entries import DiskFailed, StoreAway, StoreError
 
 log = logging.getLogger(__name__)
 logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of each connection that is lost
@@ -46,6 +46,9 @@ _AWAY = (
     errors.ReadOnlySqlTransaction,
     errors.IdleInTransactionSessionTimeout,
 )
+# Classes of codes: too few resources, an operator who intervenes, the system below (errcodes-appendix of the
+# manual). What they say may be otherwise soon.
+_FOR_NOW = ("53", "57", "58")
 _PASSING = ("starting up", "shutting down", "too many", "remaining connection slots", "recovery")
 
 
@@ -217,6 +220,8 @@ def explained(error: psycopg.Error) -> StoreError:
         )
     if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
         return StoreError(f"The database takes no such values ({one_line(error)}).")
+    if (error.sqlstate or "")[:2] in _FOR_NOW:
+        return DiskFailed(f"The database cannot be used now ({one_line(error)}); try again later.")
     return StoreError(f"The database cannot be used ({one_line(error)}).")
 
 

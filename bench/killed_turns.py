@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import NamedTuple
 
 import httpx
@@ -34,12 +34,15 @@ class KilledTurns(NamedTuple):
 
 async def turns_under_kill(url: str, sessions: int, engine: int) -> KilledTurns:
     """Have as many clients take turns, each of its session, and kill -9 the process `engine` meanwhile."""
-    limits = httpx.Limits(max_connections=sessions, max_keepalive_connections=sessions)
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=limits) as http:
+    async with AsyncExitStack() as stack:
+        # A client each: one with many connections looks at all of them for each request.
+        clients = [httpx.AsyncClient(base_url=url, timeout=PATIENCE, verify=False) for _ in range(sessions)]
+        for client in clients:
+            await stack.enter_async_context(client)
         end = time.monotonic() + BEFORE + BEHIND
         asyncio.get_running_loop().call_later(BEFORE, os.kill, engine, signal.SIGKILL)
-        said = await asyncio.gather(*(_client(http, f"killed{n}", end) for n in range(sessions)))
-        stored = await asyncio.gather(*(_history(http, f"killed{n}") for n in range(sessions)))
+        said = await asyncio.gather(*(_client(http, _name(n), end) for n, http in enumerate(clients)))
+        stored = await asyncio.gather(*(_history(http, _name(n)) for n, http in enumerate(clients)))
     lost = twice = 0
     for (texts, _, _), turns in zip(said, stored, strict=True):
         for mark, text in texts.items():
@@ -53,6 +56,10 @@ async def turns_under_kill(url: str, sessions: int, engine: int) -> KilledTurns:
         twice,
         max(gap for _, _, gap in said),
     )
+
+
+def _name(number: int) -> str:
+    return f"killed{number}"
 
 
 async def _client(http: httpx.AsyncClient, session: str, end: float) -> tuple[dict[str, str], int, float]:

@@ -34,7 +34,8 @@ STREAMS = LoadCase("streams", 640, 32, 256, concurrency=320, processes=6)
 PROMPTS = LoadCase("prompts in one request", 2, 32, 256, batch=960, api="batch")
 SESSIONS = 64  # at once
 ARRIVALS = 60  # a second, of 234 tokens that are answered with 200
-KILLED_AFTER = 3.0  # seconds until an engine is killed
+KILLED_AFTER = 1.0  # seconds of many rows until an engine is killed
+LOADS = ("streams", "prompts", "arrivals", "turns", "killed")
 HEADINGS = ("GPUs", "load", "tokens/s", "first token, median ms", "P99 ms", "failed")
 
 
@@ -94,14 +95,24 @@ def wait_for_engines(url: str, engines: int) -> None:
         time.sleep(0.2)
 
 
+def kill_under_rows(url: str, case: LoadCase, engine: int) -> None:
+    """Kill an engine once most of the streams of a load run."""
+    running = 0.0
+    while running < 0.9 * case.concurrency:
+        text = httpx.get(url + "/metrics").text
+        running = sum(map(float, re.findall(r"(?m)^rwkv:num_requests_running\{.*\} (\S+)", text)))
+    time.sleep(KILLED_AFTER)
+    os.kill(engine, signal.SIGKILL)
+
+
 def killed_under_load(server: Server, case: LoadCase, folder: Path) -> str:
     """An engine is killed while streams run: what the others serve, and what fails."""
-    timer = threading.Timer(KILLED_AFTER, os.kill, (last_engine(folder), signal.SIGKILL))
-    timer.start()
+    killer = threading.Thread(target=kill_under_rows, args=(server.url, case, last_engine(folder)))
+    killer.start()
     file = folder / "killed.jsonl"
     flags = [f"--url={server.url}", f"--json={file}", *case.flags(), "--warmup=0"]
     done = subprocess.run([sys.executable, str(BENCH / "serve.py"), *flags], capture_output=True, text=True)
-    timer.join()
+    killer.join()
     return done.stdout + done.stderr
 
 
@@ -122,21 +133,26 @@ def measure_all(gpus: int, options: argparse.Namespace) -> bool:
         try:
             server.wait()
             print(row(gpus, f"ready after {time.monotonic() - began:.0f} s", "", "", "", ""), flush=True)
-            for case in (times(case, gpus, options.divide) for case in (STREAMS, PROMPTS)):
-                print(figures_row(gpus, case.name, measure(server.url, case, folder)), flush=True)
-            rate = max(1, ARRIVALS * gpus // options.divide)
-            print(figures_row(gpus, f"{rate} arrivals/s", arrivals(server.url, rate, folder)), flush=True)
-            print(turns(server.url, max(2, SESSIONS * gpus // options.divide)), flush=True)
-            if gpus > 1 and not options.stages:
+            for name, case in (("streams", STREAMS), ("prompts", PROMPTS)):
+                if name in options.only:
+                    case = times(case, gpus, options.divide)
+                    print(figures_row(gpus, case.name, measure(server.url, case, folder)), flush=True)
+            if "arrivals" in options.only:
+                rate = max(1, ARRIVALS * gpus // options.divide)
+                found = arrivals(server.url, rate, folder)
+                print(figures_row(gpus, f"{rate} arrivals/s", found), flush=True)
+            if "turns" in options.only:
+                print(turns(server.url, max(2, SESSIONS * gpus // options.divide)), flush=True)
+            if gpus > 1 and not options.stages and "killed" in options.only:
                 case = times(STREAMS, gpus, options.divide)
                 print(f"An engine is killed under {case.name}:")
                 print(killed_under_load(server, case, folder), flush=True)
                 wait_for_engines(server.url, gpus)
                 sessions = max(2, SESSIONS * gpus // options.divide)
                 print(f"An engine is killed under turns of {sessions} sessions:")
-                found = asyncio.run(turns_under_kill(server.url, sessions, last_engine(folder)))
-                print(found, flush=True)
-                fine &= not found.lost and not found.twice
+                seen = asyncio.run(turns_under_kill(server.url, sessions, last_engine(folder)))
+                print(seen, flush=True)
+                fine &= not seen.lost and not seen.twice
         except RuntimeError as error:
             print(error, flush=True)
             fine = False
@@ -152,6 +168,7 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, nargs="+", help="default: 1, 2, 4, 8 as far as there are")
     parser.add_argument("--divide", type=int, default=1, metavar="N", help="all loads N times smaller")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: engines without GPUs")
+    parser.add_argument("--only", nargs="+", choices=LOADS, default=LOADS)
     parser.add_argument("--stages", action="store_true", help="one engine, whose layers they divide")
     argv = sys.argv[1:]
     at = argv.index("--") if "--" in argv else len(argv)

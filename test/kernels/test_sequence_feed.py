@@ -40,7 +40,7 @@ class Steps(CudaRunner):
         self.model, self.device = model, model.device
         self.states = model.new_states(6, torch.float16)
         self.sampler = CudaSampler(6, 500, self.device)
-        self._invariant = False
+        self.invariant = False
 
     def step(self, tokens, counts, slots, draws, tops=None) -> QueuedDraws:
         return self.run(Batch(tokens, list(counts), list(slots), list(draws), tops or {}))

@@ -61,6 +61,7 @@ def runner(request: pytest.FixtureRequest) -> CudaRunner:
     return made
 
 
+@torch.inference_mode()
 def capture_again(runner: CudaRunner) -> None:
     assert runner.one_row is not None
     for ladder in runner.one_row.ladders:

@@ -142,7 +142,6 @@ class GraphLadder(Generic[Inputs, Outputs]):
         """
         return dict(self._arena) if self._fits_largest and tokens <= self.sizes[-1] else {}
 
-    @torch.inference_mode()
     def capture(self, size: int) -> None:
         """A graph for that size."""
         self.prepare()

@@ -12,6 +12,7 @@ from fault_scenario import Refused, Scenario, new_folder
 from fault_steps import RESTARTS, STEPS
 from faults import Call, Faults
 from power_cut import missing
+from serving import until
 from tools import absent
 
 # A step, the call that fails in it, with which error, on which files, and how many of these go well before.
@@ -69,6 +70,8 @@ def test_one_call_fails(
 ) -> None:
     faults.arm(call, error, number, only)
     said = place.run(STEPS[step])
+    if only == "audit.jsonl":  # which a thread writes behind the reply
+        until(lambda: faults.fired)
     fault = faults.disarm()
     assert fault and only in fault.path, f"{step} has no such call any more: {said}"
     if call is Call.UNLINK:  # the file is removed with the next one

@@ -1,12 +1,14 @@
 """The kernels for the GPU of this machine, and what they have."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import emulated
 import pytest
 import torch
 from tools import absent
 
+from rwkv_batch.model.cuda.gemms.autotune import Autotuner
 from rwkv_batch.ops.cuda import binding, build
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.special import codes as code_kernels
@@ -23,6 +25,20 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
         patch.setattr(binding, "launch", emulated.launch)
         patch.setattr(code_kernels, "launch", emulated.launch)
         yield Kernels(torch.device("cpu"), target)
+
+
+@pytest.fixture(scope="module")
+def untimed(kernels: Kernels, request: pytest.FixtureRequest) -> Iterator[None]:
+    """GEMMs run by the methods that are guessed, which are the same in models that are compared."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--emulated"):
+            emulated.run_models(patch, kernels.architecture)
+            patch.setattr(Autotuner, "from_cache", lambda gemms, _, step: Autotuner(gemms, Path(), step, {}))
+        else:
+            request.getfixturevalue("own_tuning")
+        patch.setattr(Autotuner, "unmeasured", lambda *_: [])
+        patch.setattr(Autotuner, "measure", lambda *_: None)  # nor any of them, as --any-method has it
+        yield
 
 
 @pytest.fixture(scope="session")

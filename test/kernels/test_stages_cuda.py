@@ -3,11 +3,8 @@
 With one GPU both stages are on it, and with two on both. Under --emulated some tests run on a CPU.
 """
 
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
-import emulated
 import numpy as np
 import pytest
 import torch
@@ -17,10 +14,8 @@ from cuda_gpu import DEVICE, needs_gpu
 from bench.make_checkpoint import random_checkpoint, random_rwkv6, random_rwkv7a
 from rwkv_batch.engine import Engine
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
-from rwkv_batch.model.cuda.gemms.autotune import Autotuner
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.model.stages import layers_of_stages
-from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.inputs.handover import Handover, handover_bytes
 from rwkv_batch.ops.low_rank import readout_adapter
 from rwkv_batch.runner import backends, groups, staged_runner
@@ -51,20 +46,6 @@ CODED = {
     "fp8": lambda: quantize(tiny(LAYERS, 256, VOCAB), "fp8", True),
 }
 MODELS |= {} if EMULATED else CODED  # whose larger matrices take minutes on a CPU
-
-
-@pytest.fixture(scope="module")
-def untimed(kernels: Kernels, request: pytest.FixtureRequest) -> Iterator[None]:
-    """GEMMs run by the methods that are guessed, which are the same on one GPU and in stages."""
-    with pytest.MonkeyPatch.context() as patch:
-        if EMULATED:
-            emulated.run_models(patch, kernels.architecture)
-            patch.setattr(Autotuner, "from_cache", lambda gemms, _, step: Autotuner(gemms, Path(), step, {}))
-        else:
-            request.getfixturevalue("own_tuning")
-        patch.setattr(Autotuner, "unmeasured", lambda *_: [])
-        patch.setattr(Autotuner, "measure", lambda *_: None)  # nor any of them, as --any-method has it
-        yield
 
 
 @pytest.fixture

@@ -4,11 +4,8 @@ Under --emulated most of these tests run on a CPU.
 """
 
 import math
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
-import emulated
 import numpy as np
 import pytest
 import torch
@@ -22,11 +19,9 @@ from rwkv_batch.engine import Engine
 from rwkv_batch.engine.speculation import drafting
 from rwkv_batch.engine.speculation.cost import DraftCost, draft_cost
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
-from rwkv_batch.model.cuda.gemms.autotune import Autotuner
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.model.cuda.steps.verify import MOST_DRAFTED, SIZES
 from rwkv_batch.model.quantization.quantize import quantize
-from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.runner.cuda_runner import CudaRunner
 from rwkv_batch.runner.protocol import LAST, Batch, NewRow
 from rwkv_batch.runner.speculation.protocol import Verifier
@@ -53,19 +48,6 @@ MODELS |= {} if EMULATED else CODED  # whose larger matrices take minutes on a C
 SAMPLED = Sampling(temperature=0.9, top_p=0.9)
 ADJUSTED = Sampling(temperature=0.7, presence_penalty=0.2, frequency_penalty=0.1, repetition_penalty=1.05)
 GREEDY = Sampling(temperature=0)
-
-
-@pytest.fixture(scope="module")
-def untimed(kernels: Kernels, request: pytest.FixtureRequest) -> Iterator[None]:
-    """GEMMs run by the methods that are guessed."""
-    with pytest.MonkeyPatch.context() as patch:
-        if EMULATED:
-            emulated.run_models(patch, kernels.architecture)
-            patch.setattr(Autotuner, "from_cache", lambda gemms, _, step: Autotuner(gemms, Path(), step, {}))
-        else:
-            request.getfixturevalue("own_tuning")
-        patch.setattr(Autotuner, "unmeasured", lambda *_: [])
-        yield
 
 
 def runner_of(

@@ -23,6 +23,7 @@ from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.quantization.packed_file import format_of, load
 from rwkv_batch.model.quantization.packed_file import write as write_packed
 from rwkv_batch.model.quantization.quantize import quantize
+from rwkv_batch.ops.cpu.memory import PAGE
 from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.quantize import main
 from rwkv_batch.wire.protocol import Sampling
@@ -236,4 +237,5 @@ def test_a_model_from_a_file_takes_one_copy_of_its_matrices_and_none_of_its_embe
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert not done.returncode, done.stderr
     peak, held, largest = map(int, done.stdout.split())
-    assert peak <= held + largest
+    pages = 2 * PAGE  # the last page of each block of weights is there whole
+    assert peak <= held + largest + pages

@@ -3,13 +3,19 @@
 import argparse
 import math
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rwkv_batch import packages
 from rwkv_batch.translation.glossary import GlossaryError, parse
 
 DAY = 86400  # seconds
+# What sends spans (routes/callers/tracing.py), of packages of their own.
+SENDS_SPANS = (
+    "opentelemetry.sdk.trace.export",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.trace.propagation.tracecontext",
+)
 MOST, MOST_FLOAT = 2**31 - 1, 1e30  # that flags take where no other limit is named
 
 
@@ -59,15 +65,19 @@ def seconds(text: str) -> float:
 
 
 def collector(url: str) -> str:
-    """Where spans are sent, if what sends them is installed."""
+    """Where spans are sent, if what sends them can be loaded.
+
+    Front ends load it too, each of which would end, and be started again, for ever.
+    """
     if not url.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError(f"{url!r} is no URL, such as http://127.0.0.1:4318/v1/traces")
     try:
-        found = find_spec("opentelemetry.sdk") and find_spec("opentelemetry.exporter.otlp.proto.http")
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise argparse.ArgumentTypeError("OpenTelemetry is missing; pip install -r requirements-traces.txt")
+        packages.load("this needs", packages.TRACES, *SENDS_SPANS)
+    except packages.PackageError as error:
+        if error.missing:
+            sentence = f"OpenTelemetry is missing; pip install {packages.TRACES}"
+            raise argparse.ArgumentTypeError(sentence) from None
+        raise argparse.ArgumentTypeError(str(error)) from None
     return url
 
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rwkv_batch import packages
 from rwkv_batch.config import is_url
 from rwkv_batch.disk.syncing import sync
 from rwkv_batch.state import images
@@ -141,9 +142,11 @@ def opened(name: str, model: str, *, empty: bool = False) -> Iterator[Contents]:
             yield file
         return
     try:
-        from rwkv_batch.state.postgres.copying import PostgresContents
-    except ModuleNotFoundError as error:
-        raise StoreError(f"A URL needs {error.name}; pip install -r requirements-cluster.txt.") from None
+        packages.load("A URL needs", packages.CLUSTER, "psycopg")
+    except packages.PackageError as error:
+        raise StoreError(f"{error}.") from None
+    from rwkv_batch.state.postgres.copying import PostgresContents
+
     with closing(PostgresContents(name, model, empty=empty)) as database:
         yield database
 

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from operator import attrgetter
 from pathlib import Path
 
+from rwkv_batch import packages
 from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig, is_url, on_each
 from rwkv_batch.keys.records import KeysError, read_and_copy
 from rwkv_batch.logs import begin_logging
@@ -22,7 +23,7 @@ from rwkv_batch.ops.cuda.context import pci_address, prepare_context
 from rwkv_batch.ops.torch_libraries import loading_libraries
 from rwkv_batch.processes.announcing import announce
 from rwkv_batch.processes.changes import ChangeQueue
-from rwkv_batch.processes.child import Child, LaterStarts, end_all
+from rwkv_batch.processes.child import REFUSED, Child, LaterStarts, end_all
 from rwkv_batch.processes.cores import stay_near
 from rwkv_batch.processes.databases import Databases
 from rwkv_batch.processes.engines import EngineProcess
@@ -82,6 +83,11 @@ def run_engine(
 
     with loading_libraries():
         Tokenizer()  # reads the vocabulary, which is kept
+    try:
+        packages.load("the engine needs", packages.BASE, "torch")
+    except packages.PackageError as error:  # as of libraries of a GPU that do not fit
+        control.send(LoadFailure(str(error)))
+        sys.exit(REFUSED)
     from rwkv_batch.engine.serving.process import run
 
     gc.freeze()

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import logging
 import threading
 import time
 import weakref
@@ -21,6 +22,7 @@ from routes.http.readiness import Readiness
 from routes.http.stream import JobStream, failure_status
 from rwkv_batch.audit.log import AuditLog
 from rwkv_batch.config import FrontendConfig
+from rwkv_batch.packages import described
 from rwkv_batch.wire.client import EngineGone, RequestFailed, RequestRejected, Wire
 from rwkv_batch.wire.commands import Command
 from rwkv_batch.wire.protocol import CommandReply, ModelMessage
@@ -34,6 +36,8 @@ CUT_OFF_WITHIN = 1.0  # seconds that the last events of requests that are cut of
 ANSWERED_WITHIN = 60.0  # seconds; a command may have to read a state from disk behind others
 CROWD = 32  # live streams from which on events are joined
 STALLED = 10.0  # seconds after which a stream that nobody reads ends for a new one, where there is no room
+
+log = logging.getLogger(__name__)
 
 
 class Shared:
@@ -260,8 +264,15 @@ class Frontend:
                     return
 
 
-def _tracing_to(url: str) -> Tracing:
-    """Spans to a collector. The library is loaded only here."""
-    from routes.callers.tracing import SpanSender
+def _tracing_to(url: str) -> Tracing | None:
+    """Spans to a collector. The library is loaded only here. None: it cannot be.
 
-    return SpanSender(url)
+    It could at the start, where `flags.collector` has tried; requests are worth more than spans.
+    """
+    try:
+        from routes.callers.tracing import SpanSender
+
+        return SpanSender(url)
+    except Exception as error:  # of packages of others, of any class
+        log.error("no spans are sent (%s); install the requirements of traces again", described(error))
+        return None

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from rwkv_batch import packages
 from rwkv_batch.config import IN_MEMORY, EngineConfig, is_url
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
@@ -51,12 +52,12 @@ def open_store(
 def _open_url(config: EngineConfig, limit: int | None) -> SessionStore:
     """The database that other servers may share. Raises StoreError."""
     try:
-        from rwkv_batch.state.postgres.schema import schema_of
-        from rwkv_batch.state.postgres.store import PostgresStore
-    except ModuleNotFoundError as error:
-        raise StoreError(
-            f"--state-db with a URL needs {error.name}; pip install -r requirements-cluster.txt."
-        ) from None
+        packages.load("--state-db with a URL needs", packages.CLUSTER, "psycopg")
+    except packages.PackageError as error:
+        raise StoreError(f"{error}.") from None
+    from rwkv_batch.state.postgres.schema import schema_of
+    from rwkv_batch.state.postgres.store import PostgresStore
+
     assert config.state_db
     shares = config.image_store is not None and "://" in config.image_store
     peers = None

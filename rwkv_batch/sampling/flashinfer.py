@@ -4,7 +4,6 @@ It draws from the same distribution, with random numbers of its own. So rows wit
 reproducible, stay with our own kernel, and so do greedy rows.
 """
 
-import importlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rwkv_batch import packages
+from rwkv_batch.packages import PackageError
 from rwkv_batch.sampling.params import RowSampling
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,12 @@ def load(device: torch.device, width: int) -> Draw:
     It neither synchronises with the host nor can it be captured in a graph, since the host counts its random
     numbers.
     """
+    try:
+        sampling = packages.load("--sampler flashinfer needs", packages.CUDA, "flashinfer.sampling")
+    except PackageError as error:
+        raise SamplerError(f"{error}, or use --sampler own") from error
     log.info("preparing FlashInfer's sampler; the first time on a machine it is compiled, in a minute or two")
     try:
-        sampling = importlib.import_module("flashinfer.sampling")
         generator = torch.Generator(device)
         generator.seed()
         draw: Draw = partial(
@@ -46,11 +50,6 @@ def load(device: torch.device, width: int) -> Draw:
         )
         top_k, top_p = torch.ones(1, dtype=torch.int32, device=device), torch.ones(1, device=device)
         draw(torch.zeros(1, width, device=device), top_k, top_p).tolist()
-    except ImportError as error:
-        raise SamplerError(
-            f"--sampler flashinfer needs the package flashinfer-python ({error}); run pip install -r "
-            "requirements-cuda.txt, or use --sampler own"
-        ) from error
     except Exception as error:  # of its build or of a first launch, of any class
         log.exception("FlashInfer's sampler failed")
         raise SamplerError(

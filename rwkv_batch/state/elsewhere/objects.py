@@ -11,9 +11,13 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from rwkv_batch import packages
+from rwkv_batch.packages import PackageError
 from rwkv_batch.state.entries import StoreError
 
 T = TypeVar("T")
+
+NEEDS = "--image-store with a URL needs"
 
 USER = re.compile(r"://([^/@]*@)")  # in a URL
 NAME = re.compile(r"([1-9][0-9]{0,18})\.state", re.ASCII)  # of an object
@@ -27,21 +31,13 @@ class Objects:
     """
 
     def __init__(self, url: str, identity: str) -> None:
-        try:
-            from fsspec.core import url_to_fs
-        except ModuleNotFoundError:
-            raise StoreError(
-                "--image-store with a URL needs fsspec; pip install -r requirements-cluster.txt."
-            ) from None
         options = {"auto_mkdir": True} if url.startswith(("file:", "local:")) else {}
         user = USER.search(url)
         self._secret = user[1] if user else ""
         try:
-            self._files, root = url_to_fs(url, **options)
-        except ImportError as error:
-            raise StoreError(
-                self._shown(f"--image-store {url} needs a package that is not installed ({one_line(error)}).")
-            ) from None
+            self._files, root = _loaded(url, self._shown(url)).url_to_fs(url, **options)
+        except PackageError as error:
+            raise StoreError(f"{error}.") from None
         except Exception as error:  # of each kind of store another one
             sentence = f"--image-store {url} is not understood ({one_line(error)})."
             raise StoreError(self._shown(sentence)) from None
@@ -101,6 +97,29 @@ class Objects:
     def _shown(self, text: str) -> str:
         """Without the name and the password that the URL may have."""
         return text.replace(self._secret, "") if self._secret else text
+
+
+def _loaded(url: str, shown: str) -> Any:
+    """fsspec's core, once what it needs for such a URL is loaded. Raises PackageError, StoreError.
+
+    shown: the URL for messages. It may have several stores, as simplecache::s3://bucket.
+    """
+    registry = packages.load(NEEDS, packages.CLUSTER, "fsspec", "fsspec.registry")
+    for link in url.split("::"):
+        name = link.partition(":")[0]
+        if name not in registry.known_implementations:  # of which it says so itself
+            continue
+        module = registry.known_implementations[name]["class"].rpartition(".")[0]
+        try:
+            registry.get_filesystem_class(name)
+        except Exception as error:
+            why = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+            if packages.blamed(why, module):
+                sentence = f"--image-store {shown} needs a package that is not installed ({one_line(error)})."
+                raise StoreError(sentence) from None
+            package = module.partition(".")[0]
+            raise PackageError(f"--image-store {shown} needs", package, module, why) from None
+    return packages.load(NEEDS, packages.CLUSTER, "fsspec.core")
 
 
 class Bounded:

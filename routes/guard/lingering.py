@@ -30,7 +30,7 @@ class Lingering:
 
     def __init__(self) -> None:
         self._refused: dict[int, _Refused] = {}  # by the number of the copy
-        self._changes = threading.Lock()
+        self._changes = threading.Condition(threading.Lock())
         self._poll: select.epoll | None = None
 
     def add(self, number: int) -> None:
@@ -49,11 +49,14 @@ class Lingering:
                 self._poll.register(copy.fileno(), select.EPOLLIN)
                 kept = socket.socket(fileno=copy.detach())
             self._refused[kept.fileno()] = _Refused(kept)
+            self._changes.notify()
 
     def _read_all(self, poll: select.epoll) -> None:
         buffer = bytearray(PART)
         while True:
-            ready = poll.poll(SILENT / 4 if self._refused else None)
+            with self._changes:  # not in a poll without a limit, which a silent client would never end
+                self._changes.wait_for(lambda: self._refused)
+            ready = poll.poll(SILENT / 4)
             now = time.monotonic()
             with self._changes:
                 for number, _ in ready:

@@ -23,9 +23,11 @@ import pytest
 from frontend_process import PASSWORD, FrontendProcess
 from odd_requests import chunked, request, sized
 
+from routes.guard import lingering
 from routes.guard.connection import Connection
 from routes.guard.inbound import NOTE, Inbound, Note
 from routes.guard.limits import Limits
+from routes.guard.lingering import Lingering
 from routes.guard.pieces import BytePieces
 from routes.guard.reads import Guard, Unguarded
 from routes.guard.watch import Watch
@@ -465,3 +467,16 @@ def test_a_file_with_the_number_of_an_ended_connection_is_let_alone(tmp_path: Pa
         assert sorted(os.listdir("/proc/self/fd")) == before
         other = subprocess.run([sys.executable, "-c", LOCK, file.name], stderr=subprocess.DEVNULL)
         assert other.returncode, "the file is not locked any more"
+
+
+def test_a_refused_client_that_says_nothing_more_is_let_go(monkeypatch: pytest.MonkeyPatch):
+    """The first one, and one that comes when all before it have ended."""
+    monkeypatch.setattr(lingering, "SILENT", 0.05)
+    refused = Lingering()
+    for _ in range(3):
+        client, own = socket.socketpair()
+        with client:
+            client.settimeout(60)
+            with own:
+                refused.add(own.fileno())
+            assert client.recv(1) == b"", "no copy of the connection is left"

@@ -74,7 +74,7 @@ class UploadFields(StateDefaults):
     @classmethod
     def _from_text(cls, value: object) -> object:
         """A form has texts only."""
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             return json.loads(value) if isinstance(value, str) else value
         return value
 

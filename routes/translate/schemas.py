@@ -74,7 +74,7 @@ def _pairs(value: object) -> object:
     if value.lstrip().startswith("{"):
         try:
             return msgspec.json.decode(value)
-        except (msgspec.DecodeError, UnicodeEncodeError):
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             raise ValueError("is no JSON object, though it begins like one") from None
     lines = [line.split("\t") for line in value.splitlines() if line.strip()]
     if not all(len(line) == 2 for line in lines):

@@ -32,7 +32,7 @@ def previous_hash(line: bytes) -> str | None:
     """What the line has for the hash of the one before; None: it is no line of an audit log."""
     try:
         return str(json.loads(line)["previous"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -31,7 +31,7 @@ def done_in(output: Path) -> set[str]:
         done = {
             msgspec.json.decode(line, type=_Answer).custom_id for line in whole.splitlines() if line.strip()
         }
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         done = None
     if done is None or (rest and not rest.startswith(BEGINNING[: len(rest)])):
         raise NoAnswers(f"{output} has lines that are no answers; name another file")

@@ -37,6 +37,8 @@ def parse(text: bytes, endpoint: str) -> InputLine:
         raise InvalidLine("invalid_request", f"The line is no request of a batch: {error}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise InvalidLine("invalid_json_line", "The line is no JSON object.") from None
+    except RecursionError:
+        raise InvalidLine("invalid_json_line", "The JSON of the line is nested too deeply.") from None
     if not line.custom_id or len(line.custom_id) > MOST_ID:
         raise InvalidLine(
             "invalid_custom_id", f"`custom_id` should have 1 to {MOST_ID} characters.", "custom_id"

@@ -93,7 +93,7 @@ def read(path: str | Path) -> list[Key]:
         ) from None
     except OSError as error:
         raise KeysError(f"{path} cannot be read ({error.strerror}); make it readable to the server") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise KeysError(
             f"{path} is no file of keys ({error}); write it with python -m rwkv_batch.keys"
         ) from None

@@ -87,7 +87,7 @@ def decode(data: bytes) -> Exported:
     try:
         exported = msgspec.msgpack.decode(content, type=Exported)
         tokens = [token for turn in exported.turns for token in unpack(turn.prompt) + unpack(turn.completion)]
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise Damaged(f"The file cannot be read ({error}).") from error
     if tokens and max(tokens) >= exported.vocabulary:
         raise Damaged("The file holds tokens that its model does not have.")

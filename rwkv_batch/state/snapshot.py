@@ -133,7 +133,7 @@ def read_header(snapshot: Bytes) -> Header:
         raise Damaged("The snapshot is damaged: its checksum is wrong.")
     try:
         return msgspec.msgpack.decode(memoryview(snapshot)[_FIXED.size : _FIXED.size + length], type=Header)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged(f"The snapshot's header cannot be read ({error}).") from error
 
 

@@ -211,6 +211,11 @@ def test_an_uploaded_state_has_its_sampling_too(http, server):
     assert request.prompts[0].endswith("<think>\n</think>\n")
 
 
+def test_a_template_of_an_upload_that_is_nested_too_deeply_is_refused(http):
+    reply = upload(http, "own.pth", default_chat_template_kwargs='{"a":' * 9999)
+    assert reply.status_code == 400 and "default_chat_template_kwargs" in reply.text
+
+
 def test_chats_are_rendered_as_their_state_says_unless_they_say_otherwise(http, server, folder):
     (folder / "own.pth").write_bytes(b"x")
 

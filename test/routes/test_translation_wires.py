@@ -334,6 +334,7 @@ def test_terms_in_a_form(server, glossary):
     ("glossary", "why"),
     [
         ("{", "is no JSON object"),
+        ('{"a":' * 9999, "is no JSON object"),
         ("world", "on each line"),
         ('{"a": 1}', "string"),
         ("a\t" + "x" * 300, "200"),

@@ -1,6 +1,7 @@
 """Files of exported sessions: what is written comes back, and nothing else passes for it."""
 
 import random
+import zlib
 from dataclasses import replace
 
 import msgspec
@@ -131,6 +132,16 @@ def test_what_is_no_exported_session_is_refused(transfer: Transfer) -> None:
     for data in (b"", b"text", bytes(10_000)):
         with pytest.raises(Damaged):
             read(data, transfer)
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused(transfer: Transfer) -> None:
+    """Its checksum is right, and what is nested is no field of a session."""
+    content = (
+        msgspec.msgpack.encode({"fingerprint": MODEL}).replace(b"\x81", b"\x82") + b"\xa1z" + b"\x91" * 9999
+    )
+    data = file_of([])[:12] + zlib.crc32(content).to_bytes(4, "little") + content
+    with pytest.raises(Damaged, match="cannot be read"):
+        read(data, transfer)
 
 
 # What a file may hold

@@ -95,6 +95,16 @@ def test_every_flipped_bit_and_every_cut_is_found() -> None:
 
 
 @pytest.mark.parametrize(
+    "header", [b"\x81\xabfingerprint\xa1\xff", b"\x81\xa1z" + b"\x91" * 9999], ids=["no UTF-8", "nested"]
+)
+def test_a_header_that_nobody_has_written_is_refused(header: bytes) -> None:
+    """Its checksum is right."""
+    rest = struct.pack("<I", len(header)) + header + bytes(PREFIX)
+    with pytest.raises(Damaged, match="header cannot be read"):
+        read_header(b"RWKV7ST\n" + struct.pack("<II", 1, zlib.crc32(rest)) + rest)
+
+
+@pytest.mark.parametrize(
     ("stored", "wanted"),
     [
         (layout(wkv=torch.float16), layout()),

@@ -67,6 +67,7 @@ def test_several_that_write_at_once_make_one_chain(file):
         (lambda lines: [lines[0], lines[2]], "line 2 does not follow"),
         (lambda lines: lines[1:], "line 1 does not begin"),
         (lambda lines: [*lines, b'{"id":"d"}'], "line 4 is no line"),
+        (lambda lines: [*lines, b"[" * 9999], "line 4 is no line"),
         (lambda lines: [lines[1], lines[0], lines[2]], "line 1 does not begin"),
     ],
 )

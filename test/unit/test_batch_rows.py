@@ -213,6 +213,7 @@ def test_a_batch_whose_file_cannot_be_read_is_not_tried_for_ever(store, monkeypa
         (b"", "empty_file"),
         (b"\xff\xfe", "invalid_json_line"),
         (b"[]", "invalid_request"),
+        (b'{"custom_id":"1","body":' + b'{"a":' * 9999, "invalid_json_line"),
         (request(1, custom_id=""), "invalid_custom_id"),
         (request(1, method="GET"), "invalid_method"),
         (request(1, body="text"), "invalid_request"),
@@ -411,7 +412,9 @@ def test_one_process_runs_the_batches_of_a_folder(store: BatchStore):
     assert not BatchStore(store.path("")).claim()
 
 
-@pytest.mark.parametrize("contents", ["a\nb", '{"custom_id": "1"}\n', '{"id":"batch_req_1"}\nnotes'])
+@pytest.mark.parametrize(
+    "contents", ["a\nb", '{"custom_id": "1"}\n', '{"id":"batch_req_1"}\nnotes', '{"z":' + "[" * 9999 + "\n"]
+)
 def test_a_file_that_has_no_answers_is_left_as_it_is(tmp_path: Path, contents: str):
     output = tmp_path / "notes"
     output.write_text(contents)

@@ -178,9 +178,18 @@ def test_a_name_is_given_once_and_a_place_to_one_key_at_a_time(file):
     assert key_of(file, "carol").place == alice.place
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"keys":[{"name":"a b","hash":"00","place":0,"created":0}]}'])
-def test_a_file_that_is_none_of_keys_is_refused_in_a_sentence(file, text):
-    file.write_text(text)
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b'{"keys":[{"name":"a b","hash":"00","place":0,"created":0}]}',
+        b'{"keys":[{"name":"Zo\xe9","hash":"00","place":0,"created":0}]}',  # written in Latin-1
+        b'{"keys":[],"notes":' + b"[" * 9999,
+    ],
+)
+def test_a_file_that_is_none_of_keys_is_refused_in_a_sentence(file, data):
+    file.write_bytes(data)
     with pytest.raises(KeysError, match="write it with python"):
         records.read(file)
 

@@ -160,6 +160,12 @@ def test_a_foreign_file_is_refused_in_a_sentence(packed, tmp_path, change, words
     assert str(file) in sentence and words in sentence
 
 
+def test_metadata_that_is_nested_too_deeply_is_refused(tmp_path):
+    file = tmp_path / "foreign.safetensors"
+    save_file({"more": torch.zeros(3)}, file, {KEY: "[" * 9999})
+    assert "not understood" in refusal(lambda: load(file))
+
+
 def test_metadata_of_others_does_not_matter(tmp_path):
     file = tmp_path / "plain.safetensors"
     save_file(dict(WEIGHTS.tensors), file, {"format": "pt"})

@@ -128,7 +128,7 @@ def _header(file: Path, text: str) -> PackedHeader:
                 f"{file} is of version {version}, and this server knows {VERSION}; {AGAIN}."
             )
         header = msgspec.json.decode(text, type=PackedHeader)
-    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+    except (msgspec.MsgspecError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file} has metadata that is not understood; {AGAIN}.") from error
     for kind in (header.weights, *(kind for kind, _, _ in header.matrices.values())):
         if kind not in FORMATS:

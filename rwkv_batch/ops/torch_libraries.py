@@ -3,7 +3,7 @@
 import ctypes
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
@@ -27,8 +27,10 @@ def loading_libraries() -> Iterator[None]:
     load(os.fsencode(folder / "libtorch_global_deps.so"), os.RTLD_NOW | os.RTLD_GLOBAL)
     # One call, as between two the body could take the GIL for long.
     thread = Thread(target=load, args=(os.fsencode(folder / "libtorch.so"), os.RTLD_NOW), daemon=True)
-    thread.start()
     try:
+        with suppress(RuntimeError):  # there can be none; the import of torch loads them
+            thread.start()
         yield
     finally:
-        thread.join()
+        if thread.ident is not None:  # it has begun
+            thread.join()

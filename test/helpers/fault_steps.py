@@ -18,6 +18,7 @@ from serving import ROOT, alive, until
 from rwkv_batch.state.entries import UNKNOWN
 
 EXACT = {"temperature": 0, "max_tokens": 4}
+ENDLESS = GREEDY | {"max_tokens": 400, "chunk_size": 1}
 LONG = "The dog sees the house and the cat sees the dog. " * 3  # more tokens than are replayed
 
 Step = Callable[[Scenario], None]
@@ -297,10 +298,41 @@ def _killed(role: str, use: Step) -> Step:
     return step
 
 
+def engine_killed_in_use(place: Scenario) -> None:
+    """While it streams a turn and a chat, and others ask on until it serves again: all are answered."""
+    key = place.name("cut")
+    place.say(key, "My name is Ben.")
+    asked = "Tell me a story."
+    chat_body = ENDLESS | {"messages": [{"role": "user", "content": asked}]}
+    under_way = [
+        place.stream("/state/chat/completions", ENDLESS | {"contents": [asked], "session_id": key}),
+        place.stream("/v1/chat/completions", chat_body),
+    ]
+    for events in under_way:
+        next(events)
+    name, pid = next(found for found in place.server.children().items() if found[0].startswith("engine"))
+    os.kill(pid, signal.SIGKILL)
+    for events in under_way:
+        with suppress(Refused):
+            for _ in events:
+                pass
+
+    def back() -> bool:
+        with suppress(Refused):  # while it is not there
+            chat(place)
+        return place.server.children().get(name, pid) != pid and place.ready
+
+    until(back, 3 * PATIENCE)  # its first process may end too
+    # The turn may just have been committed.
+    place.doubtful[key] = [*place.sessions[key], (asked, "")], UNKNOWN
+    turns(place)
+
+
 # Steps that take seconds: processes that begin, over what is on the disk.
 RESTARTS = {
     "front end restarted": _killed("frontend", chat),
     "batches restarted": _killed("batches", batch),
     "database restarted": _killed("sessions.db", turns),
     "engine restarted": _killed("engine", turns),
+    "engine killed in use": engine_killed_in_use,
 }

@@ -60,7 +60,10 @@ class InsideFaults:
         return f'PYTHONPATH={path} RWKV_TEST_FAULTS={file} exec "$@"'
 
     def arm(self, kind: str, role: str, error: int, number: int) -> None:
-        """Let the call fail that comes behind `number` others of its kind in processes of the role."""
+        """Let the call fail that comes behind `number` others of its kind in processes of the role.
+
+        number: -1 for each call, until `disarm`.
+        """
         self.disarm()
         self._armed = kind, role, error
         FIELDS.pack_into(self._memory, 0, 0, ROLES.index(role), error, number, 0, 0)

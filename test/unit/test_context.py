@@ -75,3 +75,12 @@ def test_no_driver(monkeypatch, tmp_path):
 def test_nothing_that_takes_long_is_imported():
     code = "import sys; import rwkv_batch.ops.cuda.context; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_where_there_can_be_no_thread_torch_makes_the_context(monkeypatch, driver, tmp_path):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    install_torch(monkeypatch, tmp_path / "torch", cuda=True)
+    monkeypatch.setattr(context.Thread, "start", start)
+    assert prepare_context("cuda") is None and not driver.contexts

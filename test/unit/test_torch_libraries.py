@@ -39,6 +39,17 @@ def test_where_there_are_none_the_body_runs(origin, monkeypatch):
     assert ran
 
 
+def test_without_a_thread_the_body_runs(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(torch_libraries.Thread, "start", start)
+    ran = False
+    with loading_libraries():
+        ran = True
+    assert ran
+
+
 def test_an_error_of_the_body_is_raised():
     with pytest.raises(ValueError), loading_libraries():
         raise ValueError

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from rwkv_batch.config import EngineConfig, file_name, writer_address
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.memory import MemoryShare
+from rwkv_batch.engine.rows.rows import NO_THREAD
 from rwkv_batch.engine.scheduling.row import Outbox
 from rwkv_batch.engine.serving.changes import ModelChanges
 from rwkv_batch.engine.serving.loads import LoadReports
@@ -84,6 +85,11 @@ def run(
     except (CheckpointError, DeviceError, SamplerError, StoreError) as error:
         control.send(LoadFailure(str(error)))
         sys.exit(2)
+    except RuntimeError as error:
+        if NO_THREAD not in str(error):
+            raise
+        log.error("%s cannot begin, as the system has no thread left for it; raise the limit of tasks", name)
+        sys.exit(1)
     for info in filter(attrgetter("texts"), models.infos):
         grammars.prepare(info.vocabulary)  # now, as no row could run meanwhile
     announcer = Announcer(control, configs[0].place)

@@ -14,14 +14,17 @@ def prepare_context(device: str) -> Thread | None:
     """Begin to make the context that torch will use on a device, in a thread, which is returned.
 
     It takes a third of a second, and can be ready once torch is imported. device: as of EngineConfig. None
-    if that is no NVIDIA GPU, or torch has no use for one. What fails here fails in torch too, which says why.
+    if that is no NVIDIA GPU, torch has no use for one, or there can be no thread. What fails here fails in
+    torch too, which says why.
     """
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cuda") or not (index or "0").isdecimal() or not _torch_has_cuda():
         return None
     thread = Thread(target=_make, args=(int(index or 0),), daemon=True)
-    thread.start()
-    return thread
+    with suppress(RuntimeError):  # there can be none; torch makes the context
+        thread.start()
+        return thread
+    return None
 
 
 def count_gpus() -> int:

@@ -22,7 +22,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.a
 PRODUCT = tuple(os.path.join(ROOT, name) for name in ("rwkv_batch", "routes", "state_pool.py", "app.py"))
 KINDS = ("", "memory", "device memory", "message memory", "send", "receive", "thread", "process")
 ROLES = ("", "supervisor", "engine", "frontend", "batches", "database")
-# kind, role, which error, calls to let pass, whether one has failed, calls that were counted
+# kind, role, which error, calls to let pass (-1: each fails), whether one has failed, calls that were counted
 FIELDS = struct.Struct("<6q")
 TEXT, MOST_TEXT = 64, 2000  # where it has failed
 HOST = "[enforce fail at alloc_cpu.cpp:128] err == 0. DefaultCPUAllocator: can't allocate memory"
@@ -52,9 +52,10 @@ class Page:
                     armed, whose, which, left, fired, count = FIELDS.unpack_from(self.memory)
                     if not armed:
                         return
-                    hit = left == 0
+                    hit, once = left <= 0, left >= 0
+                    armed = 0 if hit and once else armed
                     FIELDS.pack_into(
-                        self.memory, 0, 0 if hit else armed, whose, which, left - 1, fired or hit, count + 1
+                        self.memory, 0, armed, whose, which, left - once, fired or hit, count + 1
                     )
                     if not hit:
                         return

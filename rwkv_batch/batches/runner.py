@@ -58,15 +58,18 @@ class Width:
 
     async def take(self) -> None:
         """Wait until one more may be."""
-        while self._free <= 0:
-            place = asyncio.get_running_loop().create_future()
-            self._waiting.append(place)
-            try:
-                await place
-            except asyncio.CancelledError:
-                self._wake()  # another one has what may have been its place
-                raise
-        self._under_way += 1
+        if not self._waiting and self._free > 0:
+            self._under_way += 1
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        self._wake()  # there may be more room than before
+        try:
+            await place
+        except asyncio.CancelledError:
+            if not place.cancelled():  # it has had its place
+                self.give()
+            raise
 
     def give(self) -> None:
         """One is over."""
@@ -74,12 +77,11 @@ class Width:
         self._wake()
 
     def _wake(self) -> None:
-        places = self._free
-        while places > 0 and self._waiting:
+        while self._waiting and self._free > 0:
             place = self._waiting.popleft()
             if not place.done():
+                self._under_way += 1  # from now on, so that nobody comes in between
                 place.set_result(None)
-                places -= 1
 
 
 async def answered(line: InputLine, answer: Answer, deadline: float, owner: str) -> tuple[str, bool]:

@@ -18,7 +18,7 @@ from rwkv_batch.batches import runner
 from rwkv_batch.batches.file_rows import NoAnswers, done_in
 from rwkv_batch.batches.lines import MOST_LINES, InputLine, check
 from rwkv_batch.batches.records import BatchRecord, RowResult, new_id
-from rwkv_batch.batches.runner import BatchRunner, RowReply
+from rwkv_batch.batches.runner import BatchRunner, RowReply, Width
 from rwkv_batch.batches.store import BatchesError, BatchStore, QuotaExceeded, file_of
 
 URL = "/v1/completions"
@@ -379,6 +379,53 @@ def test_rows_that_end_before_they_begin_keep_no_place(store: BatchStore, monkey
     monkeypatch.setattr(runner, "REST", 0.0)
     run(store, Asked(), over(store, name), width=2)
     assert (store.batch(name).status, store.batch(name).completed) == ("completed", 2)
+
+
+class Places:
+    """One place, which is taken, and rows that wait for it; `began`: those that have had it since."""
+
+    def __init__(self, *names: str) -> None:
+        self.width, self.began = Width(lambda: 1), list[str]()
+        self._names = names
+
+    async def row(self, name: str) -> None:
+        await self.width.take()
+        self.began.append(name)
+        self.width.give()
+
+    async def waiting(self) -> list[asyncio.Task[None]]:
+        await self.width.take()
+        rows = [asyncio.create_task(self.row(name)) for name in self._names]
+        await asyncio.sleep(0)
+        return rows
+
+
+def test_who_waits_longest_is_the_next():
+    """Also where a row that gives its place back wants another one at once."""
+
+    async def run() -> list[str]:
+        places = Places("a", "b")
+        rows = await places.waiting()
+        places.width.give()
+        await places.row("again")
+        await asyncio.gather(*rows)
+        return places.began
+
+    assert asyncio.run(asyncio.wait_for(run(), 30)) == ["a", "b", "again"]
+
+
+def test_a_place_that_comes_for_a_row_that_has_ended_is_another_one_s():
+    async def run() -> list[str]:
+        places = Places("a", "b", "c")
+        rows = await places.waiting()
+        rows[1].cancel()
+        await asyncio.sleep(0)
+        places.width.give()
+        rows[0].cancel()  # its place is on its way
+        await rows[2]
+        return places.began
+
+    assert asyncio.run(asyncio.wait_for(run(), 30)) == ["c"]
 
 
 def test_a_batch_is_kept_for_some_days_from_its_end(store: BatchStore):

@@ -1,10 +1,14 @@
 """Verify an audit log: python -m rwkv_batch.audit verify FILE."""
 
 import argparse
+import fcntl
+import os
 import sys
+from contextlib import suppress
 from hashlib import sha256
+from typing import BinaryIO
 
-from rwkv_batch.audit.lines import AuditError, verify
+from rwkv_batch.audit.lines import FIRST, AuditError, verify
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -16,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         with open(options.file, "rb") as file:
-            count, last = verify(file)
+            count, last = verify(file, _size(file))
         if options.last and not _holds(options.file, options.last):
             raise AuditError(f"no line has the hash {options.last}: the end of the log was taken off")
     except OSError as error:
@@ -29,7 +33,20 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _size(file: BinaryIO) -> int:
+    """Bytes of the log while no server writes to it: what comes later may be half a line when it is read."""
+    with suppress(OSError):  # where files have no locks
+        fcntl.flock(file, fcntl.LOCK_SH)
+    try:
+        return os.fstat(file.fileno()).st_size
+    finally:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
 def _holds(path: str, wanted: str) -> bool:
+    if wanted == FIRST:  # the log had no line then
+        return True
     with open(path, "rb") as file:
         return any(sha256(line[:-1]).hexdigest() == wanted for line in file)
 

@@ -6,6 +6,7 @@ stand there as hashes only.
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import BinaryIO
@@ -36,10 +37,13 @@ def previous_hash(line: bytes) -> str | None:
         return None
 
 
-def verify(file: BinaryIO) -> tuple[int, str]:
-    """How many lines the log has, and the hash of the last one. Raises AuditError at the first wrong line."""
+def verify(file: BinaryIO, size: float = math.inf) -> tuple[int, str]:
+    """How many lines the log has, and the hash of the last one. Raises AuditError at the first wrong line.
+
+    size: bytes from which on lines are passed over, as they may be being written.
+    """
     number, last = 0, FIRST
-    for number, line in enumerate(_lines(file), 1):
+    for number, line in enumerate(_lines(file, size), 1):
         if (previous := previous_hash(line)) is None:
             raise AuditError(f"line {number} is no line of an audit log")
         if previous != last:
@@ -49,8 +53,12 @@ def verify(file: BinaryIO) -> tuple[int, str]:
     return number, last
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
+def _lines(file: BinaryIO, size: float) -> Iterator[bytes]:
+    begin = 0
     for number, line in enumerate(file, 1):
+        if begin >= size:
+            return
+        begin += len(line)
         if not line.endswith(b"\n"):
             raise AuditError(f"line {number} was cut off; the server removes it when it writes again")
         yield line[:-1]

@@ -1,12 +1,14 @@
 """The audit log: a chain that several processes write, which shows every change, and a disk that is full."""
 
 import errno
+import fcntl
 import hashlib
 import itertools
 import json
 import os
 import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -88,6 +90,29 @@ def test_an_end_that_was_taken_off_is_found_with_a_hash_from_before(file, capsys
     assert main(["verify", str(file), "--last", last]) == 0
     file.write_bytes(file.read_bytes().splitlines(True)[0])
     assert main(["verify", str(file), "--last", last]) == 1
+
+
+def test_a_hash_from_before_the_first_line_is_one_that_the_log_holds(file, capsys):
+    write(file)
+    assert main(["verify", str(file)]) == 0
+    last = capsys.readouterr().out.split()[-1]
+    write(file, "a")
+    assert main(["verify", str(file), "--last", last]) == 0
+
+
+def test_a_line_that_a_server_is_writing_is_not_cut_off(file, monkeypatch):
+    """One is whole when the lock of the file is free; another is begun behind that."""
+    write(file, "a", "b")
+    lines, flock = file.read_bytes().splitlines(True), fcntl.flock
+    half = lines[1][:20]
+    file.write_bytes(lines[0] + half)
+
+    def locked(opened: BinaryIO, kind: int) -> None:
+        flock(opened, kind)
+        file.write_bytes(lines[0] + lines[1] + (half if kind == fcntl.LOCK_UN else b""))
+
+    monkeypatch.setattr(fcntl, "flock", locked)
+    assert main(["verify", str(file)]) == 0
 
 
 def test_half_a_line_of_a_crash_is_taken_off(file):

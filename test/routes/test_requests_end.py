@@ -5,8 +5,9 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
-from types import SimpleNamespace, TracebackType
+from types import ModuleType, SimpleNamespace, TracebackType
 
+import prometheus_client.metrics
 import prometheus_client.values
 import pytest
 
@@ -73,11 +74,12 @@ class Collecting:
 
 
 @pytest.mark.usefixtures("without_collections")
+@pytest.mark.parametrize("library", [prometheus_client.values, prometheus_client.metrics])
 def test_a_stream_may_be_found_by_the_garbage_collector_where_its_end_cannot_be_counted(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, library: ModuleType
 ) -> None:
-    """In the thread that holds the lock of a count, which knows nothing of threads that come back."""
-    monkeypatch.setattr(prometheus_client.values, "Lock", Collecting)
+    """In the thread that holds the lock of a count, or of one name's series, which it cannot take twice."""
+    monkeypatch.setattr(library, "Lock", Collecting)
     front = Frontend(FrontendConfig(), None)
     counted, cancelled = [], []
 

@@ -12,6 +12,9 @@ WINDOWS = {
     "deflate": (15, -15),
 }  # of zlib; some clients send deflate without a head
 MOST_CODINGS = 4
+PIECE = (
+    1 << 14
+)  # bytes that are decoded at once: what they have behind a member is copied, and members may be short
 MOST_PARTS = 64
 
 
@@ -37,22 +40,23 @@ def decode(body: bytes, encodings: str, most: int) -> bytes:
 def _inflate(body: bytes, name: str, most: int) -> bytes:
     problem = ApiError(400, f"The body is not what its Content-Encoding {name} says.")
     for window in WINDOWS[name]:
-        found, rest = bytearray(), body
+        found, whole, at = bytearray(), memoryview(body), 0
         try:
-            while rest or not found:
+            while True:  # over the members of gzip
                 reader = zlib.decompressobj(window)
-                found += reader.decompress(rest, most + 1 - len(found))
-                if len(found) > most:
-                    raise ApiError(
-                        413,
-                        f"The body has more than {most} bytes when decoded, the most that are taken.",
-                    )
-                if not reader.eof:  # it is cut short
-                    raise problem
-                rest = reader.unused_data  # a further member of gzip
-                if not found and not rest:
-                    break
-            return bytes(found)
+                while not reader.eof:
+                    piece = whole[at : at + PIECE]
+                    if not piece:  # it is cut short
+                        raise problem
+                    found += reader.decompress(piece, most + 1 - len(found))
+                    if len(found) > most:
+                        raise ApiError(
+                            413,
+                            f"The body has more than {most} bytes when decoded, the most that are taken.",
+                        )
+                    at += len(piece) - len(reader.unused_data)
+                if at == len(body):
+                    return bytes(found)
         except zlib.error:
             continue
     raise problem

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +14,7 @@ from rwkv_batch.model.files import CheckpointError, ModelFile, read
 from rwkv_batch.model.names import official
 from rwkv_batch.model.tensors.description import shapes
 from rwkv_batch.model.tensors.rwkv6_description import rwkv6_shapes
+from rwkv_batch.ops.mapped import let_go
 from rwkv_batch.ops.mole import Mole
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 from rwkv_batch.ops.weights.weight import Weight
@@ -75,6 +76,20 @@ class Checkpoint:
         """What its weights take where those that are not packed take `itemsize` bytes each."""
         packed = self.packed.values()
         return sum(w.nbytes - w.numel() * itemsize for w in packed) + self.parameters * itemsize
+
+    def without_numbers(self) -> "Checkpoint":
+        """Names, shapes and formats of its tensors, on the meta device: what is known of a model that runs.
+
+        The state before the first token stays, and so do tensors that are made as they are read.
+        """
+        if not isinstance(self.tensors, dict):
+            return self
+        tensors = {
+            name: tensor if name.endswith(".att.time_state") else tensor.to("meta")
+            for name, tensor in self.tensors.items()
+        }
+        packed = {name: weight.on_meta() for name, weight in self.packed.items()}
+        return replace(self, tensors=tensors, packed=packed)
 
     def start_state(self) -> Tensor | None:
         """The wkv `[layers, heads, 64 (value), 64 (key)]` fp32 before the first token; None: zero."""
@@ -229,6 +244,7 @@ def _check_values(where: str, tensors: Mapping[str, Tensor], progress: Progress 
             # exact look.
             if not rows.sum(dtype=torch.float32).isfinite() and not rows.isfinite().all():
                 raise CheckpointError(not_finite(where, key))
+        let_go(tensor)
         done += tensor.nbytes
         if progress is not None:
             progress(done, total)
@@ -245,4 +261,5 @@ def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
         flat = tensors[key].reshape(-1)
         sample = flat[:: max(1, flat.numel() // SAMPLES)].float()
         digest.update(f"{key}{list(tensors[key].shape)}".encode() + sample.numpy().tobytes())
+        let_go(tensors[key])
     return digest.hexdigest()[:16]

@@ -20,6 +20,7 @@ from rwkv_batch.ops.cpu.memory import WeightMemory
 from rwkv_batch.ops.cpu.products import PackedLinear
 from rwkv_batch.ops.linear import Linear, prepare
 from rwkv_batch.ops.low_rank import Changes, LowRankAdapter, PreparedAdapter, changes_of
+from rwkv_batch.ops.mapped import let_go
 from rwkv_batch.ops.weights.products import product_with
 from rwkv_batch.ops.weights.weight import Matrix, Weight
 from rwkv_batch.sampling.prompt_logprobs import PromptScores
@@ -217,6 +218,7 @@ class TorchModel(PackedForward):
             self.head = self._linear(matrix(checkpoint.tensors, checkpoint.packed, "head"))
         self.adapters: list[PreparedAdapter | None] = []  # by slot
         self._load_layers()
+        self.checkpoint = checkpoint.without_numbers()  # what has been packed is not kept twice
 
     def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float32) -> DeviceStates:
         start = self.checkpoint.start_state()
@@ -273,7 +275,10 @@ class TorchModel(PackedForward):
         # Where memory is short it is read from the mapped file. Otherwise a copy: so whoever writes into the
         # file of a model that runs does no harm.
         copy = self.device.type == "cpu" and not self.checkpoint.packed
-        return Embedding(tensors["emb.weight"].to(self.device, copy=copy), norm, self.dtype)
+        table = tensors["emb.weight"]
+        embedding = Embedding(table.to(self.device, copy=copy), norm, self.dtype)
+        let_go(table)
+        return embedding
 
     def _vector(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.dtype).flatten()
@@ -290,7 +295,11 @@ class TorchModel(PackedForward):
                 invariant=self._invariant,
                 kernels=self._kernels,
             )
-        return linear.kept_in(self._memory) if isinstance(linear, PackedLinear) else linear
+        if isinstance(linear, PackedLinear):
+            linear = linear.kept_in(self._memory)
+        for part in weight.parts.values() if isinstance(weight, Weight) else [weight]:
+            let_go(part)
+        return linear
 
 
 def check_rows(tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], total_slots: int) -> None:

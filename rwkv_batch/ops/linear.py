@@ -19,6 +19,7 @@ from rwkv_batch.ops.cpu.products import packed_linear
 Linear = Callable[[Tensor], Tensor]  # [rows, inputs] -> [rows, outputs]
 
 ROWS_HINT = 16  # the batch for which the fp32 layout is chosen; it serves every other as well
+ROWS_AT_ONCE = 4096  # of a matrix that is converted
 # Of a matrix's norm, what fp16 may change in all: about the rounding of one fp32 product of a row.
 LOSSLESS = 1e-6
 
@@ -37,13 +38,14 @@ def prepare(
     invariant: a row's product must be the same beside any others, also where torch has only products of which
     that is not known. kernels: what multiplies on a CPU in fp32, in place of torch.
     """
-    weight = weight.to(device, dtype).contiguous()
     bias = None if bias is None else bias.to(device, dtype).contiguous()
+    if kernels is not None and torch.device(device).type == "cpu" and dtype == torch.float32:
+        half = _as_half(weight.to(device))
+        return packed_linear(kernels, weight.to(device, dtype) if half is None else half, bias)
+    weight = weight.to(device, dtype).contiguous()
     if weight.is_cuda or dtype != torch.float32:
         return partial(linear, weight=weight, bias=bias)
-    if kernels is not None:
-        return packed_linear(kernels, weight.half() if _exact_in_half(weight) else weight, bias)
-    if _has_half_weights() and _exact_in_half(weight):
+    if _has_half_weights() and _as_half(weight) is not None:
         return partial(_half_weights, packed=torch.ops.quantized.linear_prepack_fp16(weight, bias))
     if _has_packed_weights():
         return partial(
@@ -72,10 +74,20 @@ def _packed_weights(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return product
 
 
-def _exact_in_half(weight: Tensor) -> bool:
-    """Whether fp16 holds the matrix but for a few numbers too small to matter beside the others."""
-    changed = torch.stack([(rows.half().float() - rows).norm() for rows in weight.split(4096)]).norm()
-    return bool(changed <= LOSSLESS * weight.norm())
+def _as_half(weight: Tensor) -> Tensor | None:
+    """The matrix in fp16; None if that changes more than a few numbers too small to matter beside the others.
+
+    No second matrix of 32 bits is made.
+    """
+    if weight.dtype == torch.float16:
+        return weight
+    half, changed, norms = torch.empty(weight.shape, dtype=torch.float16), [], []
+    for place, rows in zip(half.split(ROWS_AT_ONCE), weight.split(ROWS_AT_ONCE), strict=True):
+        numbers = rows.float()
+        place.copy_(numbers)
+        changed.append((place.float() - numbers).norm())
+        norms.append(numbers.norm())
+    return half if torch.stack(changed).norm() <= LOSSLESS * torch.stack(norms).norm() else None
 
 
 @cache

@@ -61,6 +61,8 @@ def load_model(
     elif config.on_device > 1 and not on_cpu:
         for device in places:
             devices.limit_memory(device, devices.memory(device)[1] // config.on_device - CONTEXT)
+    if on_cpu:
+        devices.give_freed_memory_back()
     reads = on_cpu or config.weights is not None  # before anything goes to the device
     weights = load_weights(model, config, progress if reads else None, on_cpu, place)
     before = sum(map(devices.allocated_bytes, {*places}))
@@ -75,6 +77,8 @@ def load_model(
             runner = backends.create_runner(replace(weights, tensors=uploaded), places, config)
             uploaded.finish()
     taken = sum(map(devices.allocated_bytes, {*places})) - before or weights.bytes_held(runner.dtype.itemsize)
+    if on_cpu:
+        weights = weights.without_numbers()
     return LoadedModel(weights, runner, config.model_name or weights.name, taken)
 
 

@@ -255,7 +255,7 @@ def test_rows_that_do_not_fit_are_refused(model, count, lengths, slots, named):
 
 
 def test_a_checkpoint_in_memory_needs_no_file(make, model):
-    again = make(from_tensors("again", model.checkpoint.tensors))
+    again = make(from_tensors("again", tiny(layers=3, width=192, vocab=500, seed=1).tensors))
     assert torch.equal(
         run(again, again.new_states(1), 0, ids(10)), run(model, model.new_states(1), 0, ids(10))
     )

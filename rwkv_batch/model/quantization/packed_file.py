@@ -20,6 +20,7 @@ from torch import Tensor
 from rwkv_batch.model.checkpoint import Checkpoint, Progress, from_file, from_tensors
 from rwkv_batch.model.files import CheckpointError, ModelFile, find, read, read_metadata
 from rwkv_batch.model.quantization.matrices import HEAD, formats_of
+from rwkv_batch.ops.mapped import let_go
 from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.ops.weights.weight import Weight
 
@@ -147,6 +148,7 @@ def _check_sums(file: ModelFile, header: PackedHeader, progress: Progress | None
     for name, tensor in file.tensors.items():
         if _checksum(tensor) != header.checksums[name]:
             raise CheckpointError(f"{file.path} is damaged ({name} has another checksum); {AGAIN}.")
+        let_go(tensor)
         done += tensor.nbytes
         if progress:
             progress(done, total)

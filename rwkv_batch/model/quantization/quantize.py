@@ -10,6 +10,7 @@ from torch import Tensor
 from rwkv_batch.model.checkpoint import Checkpoint, Progress
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.quantization.matrices import HEAD, formats_of, is_half
+from rwkv_batch.ops.mapped import let_go
 from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.ops.weights.weight import Weight
 
@@ -59,10 +60,12 @@ def quantize(
     packed: dict[str, Weight] = {}
     done, total = 0, sum(_count(checkpoint, name) for name in formats)
     for name, kind in formats.items():
-        matrix = checkpoint.tensors[name].to(device)
+        given = checkpoint.tensors[name]
+        matrix = given.to(device)
         packed[name] = pack(name, kind, matrix) if pack else FORMATS[kind].pack(matrix)
+        let_go(given)
         done += matrix.numel()
-        del matrix
+        del matrix, given
         if progress:
             progress(done, total)
     rest = [name for name in checkpoint.tensors if name not in packed]
@@ -81,7 +84,11 @@ def _in_half(checkpoint: Checkpoint, weights: str, formats: Mapping[str, str]) -
         return replace(checkpoint, weights=weights)  # it is in that format, so sessions go on
 
     def rounded(name: str, tensor: Tensor) -> Tensor:
-        return FORMATS[weights].pack(tensor).parts["values"] if name in formats else tensor
+        if name not in formats:
+            return tensor
+        values = FORMATS[weights].pack(tensor).parts["values"]
+        let_go(tensor)
+        return values
 
     tensors = ChangedTensors(checkpoint.tensors, list(checkpoint.tensors), rounded)
     fingerprint = _fingerprint(checkpoint, weights, formats, "")

@@ -79,6 +79,10 @@ class Weight(ABC):
             matrix[rows] = self.read_rows(rows).to(device, dtype)
         return matrix
 
+    def on_meta(self) -> Self:
+        """Its shape and parts without their numbers."""
+        return type(self)(self.shape, {name: part.to("meta") for name, part in self.parts.items()})
+
     @property
     def nbytes(self) -> int:
         """What the parts take."""

@@ -6,12 +6,17 @@ for an id, and a decoder turns bytes into text and keeps the bytes of an incompl
 
 import ast
 import codecs
+import logging
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
 import pyrwkv_tokenizer
 
+from rwkv_batch.ops.compiled.libraries import BuildError
+from rwkv_batch.text.encoder import new_encoder
+
+log = logging.getLogger(__name__)
 VOCABULARY = 65530  # ids 0..65529; a model's head may have more rows, which are unused
 FEWEST_ROWS = VOCABULARY  # of a head whose ids are these: with fewer, some text would have no id
 MOST_ROWS = 66_560  # 65,536 as published, and 1,024 that were added: with more, the ids are others
@@ -26,7 +31,7 @@ class Tokenizer:
     def __init__(self) -> None:
         vocabulary = Path(pyrwkv_tokenizer.__file__).with_name("rwkv_vocab_v20230424.txt")
         self._bytes = _read_table(vocabulary)
-        self._encode = _encoder(vocabulary)
+        self._encode = encoder_of(vocabulary)
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`. Raises ValueError when it has a lone surrogate."""
@@ -92,13 +97,16 @@ def tokenizer_of(rows: int) -> Tokenizer:
     return Tokenizer() if rows >= FEWEST_ROWS else NoTokenizer(rows)
 
 
-# The engines of a process share what is read: the encoder alone takes 230 MB, and
-# a quarter of a second in which no other engine would step.
+# The engines of a process share what is read.
 
 
 @cache
-def _encoder(path: Path) -> Callable[[str], list[int]]:
-    """From text to ids."""
+def encoder_of(path: Path) -> Callable[[str], list[int]]:
+    """From text to ids: by the package's own encoder, which takes 230 MB, where ours cannot be built."""
+    try:
+        return new_encoder(_read_table(path))
+    except (BuildError, OSError) as error:
+        log.info("The encoder of the vocabulary is not built, and one of 230 MB runs. %s", error)
     encode: Callable[[str], list[int]] = pyrwkv_tokenizer.RWKVTokenizer(vocab_filepath=str(path)).encode
     return encode
 

@@ -5,7 +5,9 @@ import platform
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from rwkv_batch.ops.compiled import libraries
@@ -33,8 +35,13 @@ def sources() -> list[Path]:
 
 def build() -> Path:
     """Compile the sources if there is no library for them yet; returns its path. Raises BuildError."""
-    inputs = sorted([*sources(), *SOURCES.glob("*.h")])
-    return libraries.library("cpu", libraries.digest(inputs, [*FLAGS, *NATIVE, processor()]), _compile)
+    return library("cpu", sources(), SOURCES.glob("*.h"))
+
+
+def library(name: str, files: Sequence[Path], headers: Iterable[Path] = ()) -> Path:
+    """A library of these sources for this processor, as `build` has it."""
+    digest = libraries.digest(sorted([*files, *headers]), [*FLAGS, *NATIVE, processor()])
+    return libraries.library(name, digest, partial(_compile, files))
 
 
 def processor() -> str:
@@ -47,14 +54,14 @@ def processor() -> str:
     return f"{platform.machine()} {platform.processor()}"
 
 
-def _compile(folder: Path) -> None:
+def _compile(sources: Sequence[Path], folder: Path) -> None:
     command = compiler()
     if command is None:
         raise BuildError("There is no C++ compiler; install g++, or name one in CXX.")
     linking = ["-undefined", "dynamic_lookup"] if platform.system() == "Darwin" else []
     for native in NATIVE:
         flags = [*filter(None, (*FLAGS, native)), *linking]
-        files = [str(file) for file in sources()]
+        files = [str(file) for file in sources]
         try:
             done = subprocess.run(
                 [*command, *flags, *files, "-o", str(folder / "kernels.so")],

@@ -31,9 +31,11 @@ from rwkv_batch.config import (
     without_adapter,
 )
 from rwkv_batch.flags import (
+    CommandLine,
     collector,
     finite,
     glossary,
+    named,
     not_understood,
     number,
     number_or_auto,
@@ -184,9 +186,7 @@ def _check_password(parser: argparse.ArgumentParser, flag: str, password: str | 
 
 def command_line() -> argparse.ArgumentParser:
     """Every flag but --pp-devices sets the field of a configuration that has its name, or that of `dest`."""
-    parser = argparse.ArgumentParser(
-        prog="app.py", description="RWKV-7 inference server.", allow_abbrev=False
-    )
+    parser = CommandLine(prog="app.py", description="RWKV-7 inference server.", allow_abbrev=False)
     for config in (EngineConfig, FrontendConfig, ServerConfig):
         parser.set_defaults(**vars(config()))
     parser.set_defaults(state_db="rwkv_sessions.db")  # an offline engine opens no file unless it is given one
@@ -194,6 +194,7 @@ def command_line() -> argparse.ArgumentParser:
     parser.set_defaults(max_adapters=None)  # which depends on the model
     count, positive, auto = number(0), number(1), number(0) | {"type": partial(number_or_auto, 0)}
     any_number: dict[str, Any] = {"type": finite, "metavar": "X"}
+    file: dict[str, Any] = {"type": named, "metavar": "FILE"}
     megabytes, gigabytes = number(1, unit=1 << 20), number(1, unit=1 << 30)
     flag = parser.add_argument
     flag("--version", action="version", version=f"rwkv-batch {__version__}")
@@ -218,7 +219,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     flag(
         "--adapter",
-        metavar="FILE",
+        **file,
         help="LoRA, DoRA, PiSSA, Bone, DiSHA, MiSS, MoLE or whole tensors, merged into the first model "
         "(default: none)",
     )
@@ -228,7 +229,7 @@ def command_line() -> argparse.ArgumentParser:
         help="of the adapter's training; divided by its rank it is the scaling",
     )
     flag("--adapter-scaling", **any_number, help="of the adapter, in place of alpha")
-    flag("--adapter-init", metavar="FILE", help="what PiSSA began with, which is taken out of the model")
+    flag("--adapter-init", **file, help="what PiSSA began with, which is taken out of the model")
     flag(
         "--max-adapters",
         **count,
@@ -242,7 +243,7 @@ def command_line() -> argparse.ArgumentParser:
         choices=("topk0", "shared"),
         help="the rule by which an adapter with experts chooses them, which its file does not say",
     )
-    flag("--host", help="where to listen; 0.0.0.0 is every network (default %(default)s)")
+    flag("--host", type=named, help="where to listen; 0.0.0.0 is every network (default %(default)s)")
     flag("--port", type=port, help="of all front ends (default %(default)s)")
     _password(parser, "--password", "asked for on every route but translation, /health and / (default: none)")
     _password(
@@ -258,13 +259,13 @@ def command_line() -> argparse.ArgumentParser:
     )
     flag(
         "--keys",
-        metavar="FILE",
+        **file,
         help="keys of clients with limits of their own, made by python -m rwkv_batch.keys; taken beside "
         "--password, which sees what belongs to all (default: none)",
     )
     flag(
         "--audit-log",
-        metavar="FILE",
+        **file,
         help="note each request that runs there, with hashes of its texts and of the line before; "
         "python -m rwkv_batch.audit verifies it (default: none)",
     )
@@ -283,6 +284,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     flag(
         "--models",
+        type=named,
         metavar="DIR",
         help="the folder from which routes may load files (default: none; for the bundled model its own)",
     )
@@ -371,6 +373,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     flag(
         "--image-store",
+        type=named,
         metavar="DIR|URL",
         help="with a database at a URL: the folder on this server's disk for states, or a store in which "
         "servers share them, such as s3://bucket/prefix (default: where it is started)",

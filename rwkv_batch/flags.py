@@ -4,7 +4,7 @@ import argparse
 import math
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rwkv_batch import packages
 from rwkv_batch.translation.glossary import GlossaryError, parse
@@ -17,6 +17,16 @@ SENDS_SPANS = (
     "opentelemetry.trace.propagation.tracecontext",
 )
 MOST, MOST_FLOAT = 2**31 - 1, 1e30  # that flags take where no other limit is named
+
+
+class CommandLine(argparse.ArgumentParser):
+    """A parser whose errors are one sentence, as those of the server's start.
+
+    argparse has its list of all flags in front of one, which is a screen long here.
+    """
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
 
 
 def number(least: int, unit: int = 1, most: int = MOST) -> dict[str, Any]:
@@ -81,6 +91,13 @@ def collector(url: str) -> str:
     return url
 
 
+def named(path: str) -> str:
+    """A path, or a name. An empty one would be the folder in which the server is started."""
+    if not path:
+        raise argparse.ArgumentTypeError("this is empty; name one, or leave the flag out")
+    return path
+
+
 def glossary(path: str) -> str:
     """The text of a file of terms that can be read; of no file none."""
     if not path:
@@ -89,7 +106,7 @@ def glossary(path: str) -> str:
         text = Path(path).read_text(encoding="utf-8-sig")
         parse(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise argparse.ArgumentTypeError(f"{path} cannot be read: {error}") from None
+        raise argparse.ArgumentTypeError(_unreadable(path, error)) from None
     except GlossaryError as error:
         raise argparse.ArgumentTypeError(f"{path}: {error}") from None
     return text
@@ -98,12 +115,17 @@ def glossary(path: str) -> str:
 def secret(path: str) -> str:
     """The one line of a file, which only its owner need be able to read."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(named(path)).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise argparse.ArgumentTypeError(f"{path} cannot be read: {error}") from None
+        raise argparse.ArgumentTypeError(_unreadable(path, error)) from None
     if len(lines) != 1 or not lines[0]:
         raise argparse.ArgumentTypeError(f"{path} must hold one line, and nothing else")
     return lines[0]
+
+
+def _unreadable(path: str, error: OSError | UnicodeDecodeError) -> str:
+    why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+    return f"{path} cannot be read ({why}); name a file of text that the server may read"
 
 
 def port(text: str) -> int:

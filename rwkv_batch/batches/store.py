@@ -83,9 +83,8 @@ class BatchStore:
                 self._database.execute("DELETE FROM results WHERE false")
                 on_error.pop_all()
         except (OSError, sqlite3.Error) as error:
-            raise BatchesError(
-                f"--batch-dir {folder} cannot be used ({error}); name another folder."
-            ) from None
+            why = error.strerror if isinstance(error, OSError) else error
+            raise BatchesError(f"--batch-dir {folder} cannot be used ({why}); name another folder.") from None
 
     def close(self) -> None:
         with self._lock:

@@ -64,7 +64,8 @@ def test_a_wrong_flag_is_named(args: list[str], names: str, capsys: pytest.Captu
     with pytest.raises(SystemExit) as end:
         parse(args)
     assert end.value.code == 2
-    assert names in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and names in line
 
 
 @pytest.mark.parametrize(
@@ -101,6 +102,7 @@ def test_a_checkpoint_that_cannot_be_served_is_named(tmp_path: Path):
     done = app("--model-path", str(path), *options, tmp=scratch)
     assert done.returncode == 2
     assert "broken.pth" in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: "), "a process warns as it is ended"
     assert not list(scratch.iterdir()), "temporary files stay behind"
 
 
@@ -110,6 +112,7 @@ def test_an_adapter_that_cannot_be_merged_is_named(adapter: Path, tmp_path: Path
     done = app("--adapter", str(adapter), *options, tmp=tmp_path)
     assert done.returncode == 2
     assert "--adapter-alpha" in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: "), "a process warns as it is ended"
 
 
 def test_a_model_with_an_adapter_is_served_under_both_names(adapter: Path):

@@ -68,6 +68,20 @@ def test_a_database_without_a_name_is_refused(capsys):
     assert ended.value.code == 2 and "error: --state-db is empty" in capsys.readouterr().err
 
 
+NAMES = ["--adapter", "--adapter-init", "--audit-log", "--cluster-secret-file", "--host", "--image-store"]
+NAMES += ["--keys", "--models", "--admin-password-file"]
+
+
+@pytest.mark.parametrize("flag", NAMES)
+def test_an_empty_name_is_refused(flag, capsys):
+    """As of a variable that is not set, in a script: "" is the folder in which the server is started."""
+    with pytest.raises(SystemExit) as ended:
+        parse([f"{flag}="])
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith(
+        f"error: argument {flag}: this is empty"
+    )
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -112,6 +126,22 @@ def test_a_password_may_be_in_a_file(flag, tmp_path, capsys):
         with pytest.raises(SystemExit) as ended:
             parse(words)
         assert ended.value.code == 2 and f"error: argument {flag}-file: " in capsys.readouterr().err
+
+
+def test_a_password_file_may_begin_with_a_byte_order_mark(tmp_path):
+    """As some editors write one; a client would have to send it, and cannot."""
+    file = tmp_path / "password"
+    file.write_text("open sesame\r\n", encoding="utf-8-sig")
+    assert parse(["--password-file", str(file)]).frontend.password == "open sesame"
+
+
+@pytest.mark.parametrize("flag", ["--password-file", "--glossary"])
+def test_a_file_that_cannot_be_read_is_named_once(flag, tmp_path, capsys):
+    for file, why in ((tmp_path, "Is a directory"), (tmp_path / "missing", "No such file or directory")):
+        with pytest.raises(SystemExit):
+            parse([flag, str(file)])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.count(str(file)) == 1 and f"({why})" in line
 
 
 @pytest.mark.parametrize("contents", ["", "\n", "one\ntwo\n", "\xff"])

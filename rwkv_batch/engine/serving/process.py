@@ -12,6 +12,7 @@ import multiprocessing
 import signal
 import socket
 import sys
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from operator import attrgetter
 import msgspec
 import zmq
 from msgspec.structs import replace
+from tqdm import tqdm
 
 from rwkv_batch.config import EngineConfig, file_name, writer_address
 from rwkv_batch.engine.engine import Engine
@@ -71,6 +73,9 @@ def run(
     # Ctrl-C reaches the whole process group; the supervisor decides what follows.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    # Its own lock is a semaphore of the system too, of which multiprocessing warns on the terminal where
+    # the process is killed.
+    tqdm.set_lock(threading.RLock())
     wakeups, waker = socket.socketpair()
     waker.setblocking(False)
 

@@ -85,6 +85,8 @@ FAMILIES: tuple[tuple[str, ErrorShape], ...] = (
     ("/translate_a/", google_shape),
 )
 
+MOST_PARTS = 8  # of a path that is not served, in whose end a route is looked for
+
 log = logging.getLogger(__name__)
 
 
@@ -377,10 +379,28 @@ async def _unknown(front: Frontend, http: HttpRequest) -> HttpResponse:
         raise ApiError(404, f"There is no {path[:200]} here: {why}.")
     route = _route_of(path)
     if route is None:
-        raise ApiError(404, f"There is no {http.path[:200]} here; GET / lists the routes.")
+        raise _misplaced(http)
     http.shape = route.shape
     error = ApiError(405, f"{path} takes {route.methods.replace(' ', ' or ')}, not {http.method}.")
     return error_response(http, error, {"Allow": ", ".join([*route.allowed(), "OPTIONS"])})
+
+
+def _misplaced(http: HttpRequest) -> ApiError:
+    """The error for a path that is not served: mostly that of a client whose base URL is wrong.
+
+    It lacks /v1, has it twice, or has the rest of a path, to which the client appends its own.
+    """
+    parts = [part for part in http.path.split("/") if part][-MOST_PARTS:]
+    for start in range(len(parts)):
+        for front in ("/v1/", "/"):
+            meant = front + "/".join(parts[start:])
+            if why := of_other_servers(meant):
+                return ApiError(404, f"There is no {http.path[:200]} here: {why}.")
+            if route := _route_of(meant):
+                http.shape = route.shape
+                way = f"the client's base URL should lead to {meant[:200]}"
+                return ApiError(404, f"There is no {http.path[:200]} here; {way}.")
+    return ApiError(404, f"There is no {http.path[:200]} here; GET / lists the routes.")
 
 
 def takes_file(path: str) -> bool:

@@ -9,6 +9,8 @@ NO_OBJECTS = "nothing of this kind is stored; send the texts with each request"
 NO_BATCHES = "/v1/batches runs files of other requests; or send these at once"
 NO_DOCUMENTS = "texts are translated and documents are not; send the texts of one"
 NO_FILES = "models are not fetched or changed in this way; /loadmodel loads a file of the server"
+GEMINI = "of Gemini's protocol nothing is served; ask /v1/chat/completions"
+IN_ONE_PLACE = "/translate takes the bodies of all translators"
 UNSERVED = {
     "/api/embed": NO_EMBEDDINGS,
     "/api/embeddings": NO_EMBEDDINGS,
@@ -36,6 +38,16 @@ UNSERVED = {
     "/v1/vector_stores": NO_OBJECTS,
     "/v1/fine_tuning": "models are not trained here; /v1/adapters loads an adapter",
     "/v1/messages/batches": NO_BATCHES,
+    "/v1/uploads": "/v1/files takes a file whole",
+    "/v1/complete": "/v1/messages takes a conversation",
+    "/v1beta": GEMINI,
+    "/completion": "/v1/completions continues a text, and /infill what an editor asks for",
+    "/generate": "/v1/completions continues a text",
+    "/generate_stream": "/v1/completions continues a text, with stream",
+    "/imme": IN_ONE_PLACE,
+    "/kiss": IN_ONE_PLACE,
+    "/hcfy": IN_ONE_PLACE,
+    "/deeplx": IN_ONE_PLACE,
     "/v2/document": NO_DOCUMENTS,
     "/translate_file": NO_DOCUMENTS,
     "/v2/write": "texts are translated and not rephrased",

@@ -4,7 +4,7 @@ import re
 import time
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from robyn import Response
 
 from routes.batches import files
@@ -29,9 +29,16 @@ Endpoint = Literal[
     "/language/translate/v2",
 ]
 UNITS = {"m": 60, "h": 3600, "d": 86400}
+WINDOW = re.compile(r"^[1-9][0-9]{0,4}[mhd]$")
 LONGEST_WINDOW = 30 * 86400  # seconds
 MOST_LISTED = 100
 MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512  # of metadata
+
+
+def _window(text: str) -> str:
+    if not WINDOW.fullmatch(text):
+        raise ValueError("input should be a number of minutes, hours or days, such as 90m, 24h or 7d")
+    return text
 
 
 class BatchBody(RequestBody):
@@ -41,7 +48,9 @@ class BatchBody(RequestBody):
 
     input_file_id: str
     endpoint: Endpoint
-    completion_window: Annotated[str, Field(pattern=r"^[1-9]\d{0,4}[mhd]$")] = "24h"  # minutes, hours, days
+    completion_window: Annotated[
+        str, AfterValidator(_window), Field(json_schema_extra={"pattern": WINDOW.pattern})
+    ] = "24h"
     metadata: (
         Annotated[
             dict[Annotated[str, Field(max_length=MOST_KEY)], Annotated[str, Field(max_length=MOST_VALUE)]],
@@ -53,8 +62,7 @@ class BatchBody(RequestBody):
     @property
     def seconds(self) -> int:
         """The window. Raises ApiError 400."""
-        number, unit = re.fullmatch(r"(\d+)([mhd])", self.completion_window).groups()  # type: ignore[union-attr]
-        seconds = int(number) * UNITS[unit]
+        seconds = int(self.completion_window[:-1]) * UNITS[self.completion_window[-1]]
         if seconds > LONGEST_WINDOW:
             raise openai_field("completion_window", f"input should be at most {LONGEST_WINDOW // 86400}d")
         return seconds

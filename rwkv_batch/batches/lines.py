@@ -1,5 +1,6 @@
 """The lines of an input file: one request each."""
 
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -30,9 +31,12 @@ class InvalidLine(Exception):
 
 
 def parse(text: bytes, endpoint: str) -> InputLine:
-    """One line, for rows of that endpoint; "": for any. Raises InvalidLine."""
+    """One line, for rows of that endpoint; "": for any. Raises InvalidLine.
+
+    A byte order mark in front, as some programs begin a file with one, is passed over.
+    """
     try:
-        line = msgspec.json.decode(text, type=InputLine)
+        line = msgspec.json.decode(text.removeprefix(BOM_UTF8), type=InputLine)
     except msgspec.ValidationError as error:
         raise InvalidLine("invalid_request", f"The line is no request of a batch: {error}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -155,6 +155,32 @@ def test_a_route_of_another_server_says_what_to_do_instead(server, path, reason)
     assert path in answer.json()["error"]["message"] and reason in answer.json()["error"]["message"]
 
 
+OF_OPENAI, OF_ANTHROPIC = {"message", "type", "param", "code"}, {"message", "type"}
+
+
+@pytest.mark.parametrize(
+    ("path", "meant", "form"),
+    [
+        ("/chat/completions", "/v1/chat/completions", OF_OPENAI),
+        ("/v1/v1/messages", "/v1/messages", OF_ANTHROPIC),
+        ("/v1/chat/completions/chat/completions", "/v1/chat/completions", OF_OPENAI),
+        ("/openai/deployments/rwkv7/chat/completions", "/v1/chat/completions", OF_OPENAI),
+        ("//v1/models", "/v1/models", OF_OPENAI),
+        ("/v1/api/chat", "/api/chat", None),
+        ("/token/translate", "/translate", None),
+        ("/a/b/c/d/e/f/g/h/i/v1/responses", "/v1/responses", OF_OPENAI),
+        ("/v1/v1/embeddings", "no embeddings", OF_OPENAI),
+    ],
+)
+def test_a_client_with_a_wrong_base_url_is_shown_the_route(server, path, meant, form):
+    """In the form that the client reads, which is that of the route; None: a sentence."""
+    answer = server.http.post(f"{str(server.http.base_url).rstrip('/')}{path}", json={})
+    error = answer.json()["error"]
+    assert (answer.status_code, set(error) if isinstance(error, dict) else None) == (404, form)
+    sentence = error["message"] if isinstance(error, dict) else error
+    assert path in sentence and meant in sentence.removeprefix(f"There is no {path} ")
+
+
 def test_head(server):
     for path in ("/health", "/v1/models"):
         answer = server.http.head(path)

@@ -227,6 +227,12 @@ def test_lines_that_cannot_be_run_have_a_code(data: bytes, code: str):
     assert [error.code for error in errors] == [code]
 
 
+def test_a_file_may_begin_with_a_byte_order_mark():
+    """As the shells of Windows write it."""
+    first, second = (request(number) + b"\r\n" for number in (1, 2))
+    assert check((b"\xef\xbb\xbf" + first + b"\r\n" + second).splitlines(keepends=True), URL) == (2, [])
+
+
 def test_files_have_a_quota_and_old_ones_go(tmp_path: Path):
     store = BatchStore(tmp_path, quota=100)
     first = upload(store, b"x" * 60)

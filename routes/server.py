@@ -85,7 +85,7 @@ def wire_to(addresses: Sequence[str], name: str, config: FrontendConfig, control
     """To the engine, or to all of them, where the supervisor says when a change may be made."""
     if len(addresses) == 1:
         return Client(addresses[0], name)
-    engines = Engines(addresses, name)
+    engines = Engines(addresses, name, config.homes)
     engines.commands.turns = ChangeTurns(control.send, file_name)
     return engines
 

@@ -32,6 +32,7 @@ from rwkv_batch.processes.limits import TooFewFiles, allow_open_files
 from rwkv_batch.processes.listening import CannotListen, probe
 from rwkv_batch.processes.pulse import Pulse
 from rwkv_batch.processes.streams import keep_streams
+from rwkv_batch.wire.host import homes
 from rwkv_batch.wire.host.merging import serving_of_all
 from rwkv_batch.wire.supervision import (
     CatchUp,
@@ -56,7 +57,8 @@ KILLED_WITHIN = 10.0  # seconds in which a process ends that is killed, unless a
 RESTART_PAUSE = 0.5  # seconds between restarts of something that dies at once
 ENGINE_RESTARTS = 3  # in a row, without having become ready
 FRONTEND, BATCHES = "frontend", "batches"  # kinds of front ends
-COUNTS, KEYS = "counts", "keys.json"  # in the runtime folder: where front ends count, and keys as last read
+# In the runtime folder: where front ends count, keys as last read, and which engine has a session.
+COUNTS, KEYS, HOMES = "counts", "keys.json", "homes"
 
 SERVING = attrgetter("serving")
 FromEngine = Serving | LoadFailure | DatabaseNeeded | FrontendBroken | Ping
@@ -187,6 +189,8 @@ class Supervisor:
         try:
             (folder / COUNTS).mkdir()
             self._copy_keys(folder / KEYS)
+            if self._several:
+                self._make_homes(folder / HOMES)
             try:
                 for config in models[0] if self._several else ():
                     if config.state_db and not is_url(config.state_db):
@@ -212,6 +216,12 @@ class Supervisor:
         if frontend.keys is not None:
             read_and_copy(frontend.keys, copy)
             self._config = replace(self._config, frontend=replace(frontend, keys_copy=str(copy)))
+
+    def _make_homes(self, file: Path) -> None:
+        """For front ends, also those that are started later. Raises OSError."""
+        homes.create(file, len(self._engines))
+        frontend = replace(self._config.frontend, homes=str(file))
+        self._config = replace(self._config, frontend=frontend)
 
     @property
     def _living(self) -> list[EngineProcess]:

@@ -38,12 +38,43 @@ def answer(server: Server) -> str:
 
 def rows_run(server: Server) -> dict[str, float]:
     """How many each engine has accepted."""
+    return figures(server, "request_rows_total")
+
+
+def figures(server: Server, family: str) -> dict[str, float]:
+    """What /metrics says of each engine."""
     found = {}
     for line in httpx.get(server.url + "/metrics", timeout=60).text.splitlines():
-        if line.startswith("rwkv:request_rows_total{"):
-            name = line.split('engine="')[1].split('"')[0]
-            found[name] = float(line.rpartition(" ")[2])
+        if line.startswith(f"rwkv:{family}{{"):
+            found[line.split('engine="')[1].split('"')[0]] = float(line.rpartition(" ")[2])
     return found
+
+
+def test_new_sessions_at_once_are_divided_and_their_turns_go_where_their_states_are(host: Server):
+    """Two front ends get them in any order."""
+
+    def stored_and_fed_again() -> tuple[list[float], list[float]]:
+        stored, fed, asked = (
+            figures(host, name)
+            for name in ("session_commits_total", "prefill_tokens_total", "prompt_tokens_total")
+        )
+        return [stored[name] for name in ENGINES], [fed[name] - asked[name] for name in ENGINES]
+
+    prompt = "User: " + "Hello again, dear friend. " * 40 + "\n\nAssistant:"
+    body = GREEDY | {"stop_tokens": [], "max_tokens": 2, "contents": [prompt]}
+    before, _ = stored_and_fed_again()
+    with ThreadPoolExecutor(16) as pool:
+        for turns in (1, 2, 3):
+            asked = [
+                pool.submit(post, host, "/state/chat/completions", body | {"session_id": f"even {number}"})
+                for number in range(16)
+            ]
+            for each in asked:
+                each.result()
+            stored, again = stored_and_fed_again()
+            assert [after - was for after, was in zip(stored, before, strict=True)] == [8 * turns] * 2
+            # Behind a text its last token may have to be fed; a session that moves feeds hundreds.
+            assert max(again) <= 8 * turns, "no turn had to read its session again"
 
 
 def test_rows_of_a_request_are_spread_and_have_the_texts_of_one_engine(host: Server):
@@ -191,11 +222,7 @@ def test_one_that_hangs_is_started_again(host: Server):
 
 
 def _running(server: Server) -> dict[str, float]:
-    found = {}
-    for line in httpx.get(server.url + "/metrics", timeout=60).text.splitlines():
-        if line.startswith("rwkv:num_requests_running{"):
-            found[line.split('engine="')[1].split('"')[0]] = float(line.rpartition(" ")[2])
-    return found
+    return figures(server, "num_requests_running")
 
 
 def _all_up(server: Server) -> bool:

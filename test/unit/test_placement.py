@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from routes.responses.prepare import new_id, state_key
+from rwkv_batch.wire.host.homes import SPAN_SECONDS, SPANS, Homes, size_for
 from rwkv_batch.wire.host.placement import NoEngine, Placed, Placement
 from rwkv_batch.wire.protocol import GenerateRequest, SessionTurn
 
@@ -23,11 +24,33 @@ def turn_of(session: str) -> GenerateRequest:
     return request("hi", turn=SessionTurn(source=session, target=session))
 
 
-def placement(engines: int, slots: int = SLOTS) -> Placement:
-    found = Placement(engines)
+def placement(engines: int, slots: int = SLOTS, homes: Homes | None = None) -> Placement:
+    found = Placement(engines, homes)
     for engine in range(engines):
         found.serves(engine, {MODEL: slots})
     return found
+
+
+class FrontEnds:
+    """Front ends of one host, which begin at any time."""
+
+    def __init__(self, engines: int, count: int = 0, slots: int = 64) -> None:
+        self.engines, self.slots, self.now = engines, slots, 0.0
+        self._memory = bytearray(size_for(engines))
+        self.all = [self.begin() for _ in range(count)]
+
+    def begin(self) -> Placement:
+        return placement(self.engines, self.slots, Homes(self.engines, self._memory, clock=lambda: self.now))
+
+    def lose(self, engine: int) -> None:
+        for front in self.all:
+            front.lost(engine)
+
+    def engine_of(self, front: int, session: str) -> int:
+        """Where a turn of it goes, which ends at once."""
+        (share,) = self.all[front].place(turn_of(session))
+        self.all[front].over(share.ticket)
+        return share.engine
 
 
 class Host(RuleBasedStateMachine):
@@ -35,7 +58,9 @@ class Host(RuleBasedStateMachine):
 
     @initialize(engines=st.integers(2, 4))
     def begin(self, engines: int) -> None:
-        self.fronts = [placement(engines) for _ in range(2)]
+        self.host = FrontEnds(engines, 2, SLOTS)
+        self.fronts = self.host.all
+        self.noted = dict[str, int]()  # sessions with their engines
         self.alive = set(range(engines))
         self.live: list[tuple[int, Placed]] = []  # front end and share
         self.reported = [Counter[int]() for _ in self.fronts]  # rows of the other one, by engine
@@ -82,15 +107,24 @@ class Host(RuleBasedStateMachine):
         }
         (share,) = self.fronts[front].place(turn_of(f"{session}:{node}" if node else session))
         assert share.engine in self.alive
-        assert share.engine in under_way if under_way else share.engine == self.home(session)
+        if under_way:
+            assert share.engine in under_way
+        elif self.noted.setdefault(session, share.engine) in self.alive:
+            assert share.engine == self.noted[session]
+        assert share.engine == self.home(session) or under_way
         self.live.append((front, share))
 
     def home(self, session: str) -> int:
         """The home of a session by a front end that has just begun."""
-        fresh = Placement(len(self.fronts[0].loads()))
-        for engine in self.alive:
-            fresh.serves(engine, {MODEL: SLOTS})
-        return fresh.home(MODEL, session)
+        late = self.host.begin()
+        for engine in range(self.host.engines):
+            if engine not in self.alive:
+                late.lost(engine)
+        return late.home(MODEL, session)
+
+    @rule(spans=st.integers(1, 2 * SPANS))
+    def time_passes(self, spans: int) -> None:
+        self.host.now += spans * SPAN_SECONDS
 
     @rule(at=st.integers(0, 1000))
     @precondition(lambda self: self.live)
@@ -197,15 +231,99 @@ def test_responses_of_a_chat_have_one_engine_and_chats_have_several():
     assert len(homes) > 2
 
 
-def test_sessions_are_spread_and_only_those_of_a_dead_engine_move():
-    found, names = placement(4), [f"session {i}" for i in range(400)]
-    before = {name: found.home(MODEL, name) for name in names}
-    assert min(Counter(before.values()).values()) > 50
-    found.lost(2)
-    after = {name: found.home(MODEL, name) for name in names}
-    assert {name for name in names if before[name] != after[name]} == {n for n in names if before[n] == 2}
-    found.serves(2, {MODEL: SLOTS})
-    assert {name: found.home(MODEL, name) for name in names} == before
+@st.composite
+def arrivals(draw: st.DrawFn) -> tuple[FrontEnds, list[int]]:
+    """Engines and front ends, and at which of these sessions arrive, one after the other."""
+    host = FrontEnds(draw(st.integers(2, 6)), draw(st.integers(1, 4)))
+    fronts = st.integers(0, len(host.all) - 1)
+    return host, draw(st.lists(fronts, min_size=1, max_size=host.slots))
+
+
+@given(arrivals())
+def test_new_sessions_at_once_come_out_even_to_one(given: tuple[FrontEnds, list[int]]):
+    """No front end knows yet what the others have sent."""
+    host, fronts = given
+    engines = Counter(dict.fromkeys(range(host.engines), 0))
+    for number, front in enumerate(fronts):
+        (share,) = host.all[front].place(turn_of(f"session {number}"))
+        engines[share.engine] += 1
+    assert max(engines.values()) - min(engines.values()) <= 1
+
+
+@given(arrivals(), st.data())
+def test_later_turns_have_their_engine_at_any_front_end_and_at_any_time(
+    given: tuple[FrontEnds, list[int]], data: st.DataObject
+):
+    host, fronts = given
+    homes = [host.engine_of(front, f"session {number}") for number, front in enumerate(fronts)]
+    host.all.append(host.begin())
+    for _ in range(20):
+        host.now += data.draw(st.floats(0, 1e6))
+        number = data.draw(st.integers(0, len(homes) - 1))
+        front = data.draw(st.integers(0, len(host.all) - 1))
+        assert host.engine_of(front, f"session {number}") == homes[number]
+        host.engine_of(front, f"another {host.now}")
+
+
+@given(arrivals(), st.data())
+def test_a_death_moves_only_the_sessions_of_the_dead_engine_until_it_is_back(
+    given: tuple[FrontEnds, list[int]], data: st.DataObject
+):
+    host, fronts = given
+
+    def homes() -> list[int]:
+        found = [
+            [host.engine_of(front, f"session {n}") for n in range(len(fronts))]
+            for front in range(len(host.all))
+        ]
+        assert all(each == found[0] for each in found), "all front ends agree"
+        return found[0]
+
+    before = homes()
+    dead = data.draw(st.integers(0, host.engines - 1))
+    host.lose(dead)
+    after = homes()
+    assert [a for a, b in zip(after, before, strict=True) if b != dead] == [b for b in before if b != dead]
+    assert dead not in after
+    for front in host.all:
+        front.serves(dead, {MODEL: host.slots})
+    assert homes() == before
+
+
+def test_the_first_turns_of_a_session_at_two_front_ends_go_to_one_engine():
+    host = FrontEnds(3, 2)
+    for number in range(50):
+        assert host.engine_of(0, f"s{number}") == host.engine_of(1, f"s{number}")
+
+
+def test_one_that_was_away_gets_the_new_sessions_until_it_has_as_many_as_are_used():
+    host = FrontEnds(2, 2)
+    host.lose(1)
+    assert {host.engine_of(number % 2, f"early {number}") for number in range(10)} == {0}
+    for front in host.all:
+        front.serves(1, {MODEL: host.slots})
+    host.now += (SPANS - 1) * SPAN_SECONDS
+    for number in range(4):  # the others are not used any more
+        host.engine_of(number % 2, f"early {number}")
+    host.now += 2 * SPAN_SECONDS
+    later = [host.engine_of(number % 2, f"late {number}") for number in range(10)]
+    assert later[:4] == [1, 1, 1, 1] and Counter(later) == {0: 3, 1: 7}
+
+
+def test_an_engine_that_has_a_whole_batch_more_to_do_gets_no_new_session():
+    host = FrontEnds(2, 1, slots=8)
+    host.all[0].reported(0, rows=9, tokens=0)
+    assert [host.engine_of(0, f"s{number}") for number in range(4)] == [1, 1, 1, 1]
+    host.all[0].reported(0, rows=8, tokens=0)
+    assert host.engine_of(0, "one more") == 0
+
+
+def test_engines_with_more_slots_get_more_sessions():
+    found = Placement(2)
+    found.serves(0, {MODEL: 30})
+    found.serves(1, {MODEL: 10})
+    homes = Counter(found.place(turn_of(f"session {number}"))[0].engine for number in range(20))
+    assert homes == {0: 15, 1: 5}
 
 
 def test_a_model_is_asked_for_where_it_is():

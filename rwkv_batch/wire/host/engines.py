@@ -16,6 +16,7 @@ from rwkv_batch.wire.client import UNKNOWN, Client, Job, MakeJob
 from rwkv_batch.wire.commands import Command, RemoveDocument, SessionHistory
 from rwkv_batch.wire.host.every_engine import NONE_SERVES, EveryEngine
 from rwkv_batch.wire.host.finishing import finish
+from rwkv_batch.wire.host.homes import shared
 from rwkv_batch.wire.host.merging import accepted_whole, part_of, serving_of_all
 from rwkv_batch.wire.host.placement import NoEngine, Placed, Placement, key_of
 from rwkv_batch.wire.host.turns import Change
@@ -43,10 +44,13 @@ class Engines:
 
     most_rows = None
 
-    def __init__(self, addresses: Sequence[str], name: str) -> None:
-        """`addresses`: where the engines listen; `name`: one that no other front end has."""
+    def __init__(self, addresses: Sequence[str], name: str, homes: str = "") -> None:
+        """`addresses`: where the engines listen; `name`: one that no other front end has.
+
+        `homes`: the file of what all front ends know of sessions; "": there is no other front end.
+        """
+        self.placement = Placement(len(addresses), shared(homes, len(addresses)) if homes else None)
         self.links = [Client(address, name) for address in addresses]
-        self.placement = Placement(len(addresses))
         self._placing = threading.Lock()  # nothing else may wait inside: see Client
         self._wholes: dict[str, _Whole] = {}  # requests under way
         self._serving: dict[int, Serving] = {}

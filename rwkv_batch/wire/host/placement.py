@@ -1,9 +1,10 @@
 """Which engine of a host gets a request. Pure: no sockets, no clock.
 
-Turns of a session, nodes of a tree and responses go to one engine, which follows from the session's root, so
-that all front ends choose the same. A prompt whose beginning has been sent to an engine goes there, unless
-that one has much more to do; anything else goes where there is the least to do. The rows of a large request
-are spread.
+Turns of a session, nodes of a tree and responses go to one engine, which all front ends know (homes.py). It
+is noted at the first of them: the engine with the fewest sessions of late. While that one is dead, another
+one follows from the session's root, so that all front ends choose the same. A prompt whose beginning has been
+sent to an engine goes there, unless that one has much more to do; anything else goes where there is the least
+to do. The rows of a large request are spread.
 
 A front end knows what it has sent and what has ended. An engine's reports say what all have sent, so the
 difference is what the others have: it is counted until the next report.
@@ -17,6 +18,7 @@ from hashlib import blake2b
 from heapq import heapify, heapreplace
 from typing import NamedTuple
 
+from rwkv_batch.wire.host.homes import Homes
 from rwkv_batch.wire.protocol import GenerateRequest, SessionTurn, owned, owner_and_name
 
 TOKENS_OF_ROW = 64  # prompt tokens that cost an engine as much as a row
@@ -24,6 +26,7 @@ CHARACTERS = 4  # of a token, about
 BEGINNINGS = (256, 1024, 4096, 16384)  # characters of prompts that are remembered
 REMEMBERED = 8192  # beginnings
 BUSIER = 0.25  # of an engine's slots: so many more rows than another has are much more
+SWAMPED = 1.0  # of an engine's slots: one with so many more rows gets no new sessions, however few it has
 TAGGED, TAG = "response:resp_", 8  # keys of responses; those that belong together have the same digits there
 
 
@@ -88,8 +91,10 @@ class Placement:
     The other methods may be called from any thread, and count from the next call of those on.
     """
 
-    def __init__(self, engines: int) -> None:
+    def __init__(self, engines: int, homes: Homes | None = None) -> None:
+        """`homes`: what the front ends of the host share; None: there is no other one."""
         self._engines = [_Work() for _ in range(engines)]
+        self._homes = homes or Homes(engines)
         self._sessions: dict[tuple[str, str], list[Ticket]] = {}  # turns under way
         self._beginnings: OrderedDict[tuple[str, str, int, int], int] = OrderedDict()  # where they were sent
         self._news: deque[Callable[[], None]] = deque()
@@ -161,10 +166,29 @@ class Placement:
         raise NoEngine
 
     def _home(self, session: tuple[str, str], engines: list[int]) -> int:
-        """Where turns of it are under way, or else by rendezvous hashing."""
+        """Where turns of it are under way, or the engine that is noted; by rendezvous hashing if that has
+        died.
+        """
         for ticket in self._sessions.get(session, ()):
             return ticket.engine
-        return max(engines, key=lambda engine: _score(session[1], engine))
+        _, root = session
+        home = self._homes.find(root)
+        if home is None:
+            home = self._homes.give(root, partial(self._with_fewest, engines, root))
+        return home if home in engines else max(engines, key=lambda engine: _score(root, engine))
+
+    def _with_fewest(self, engines: list[int], root: str, sessions: list[int]) -> int:
+        """The engine with the fewest sessions for each slot. Of several, the one with the least to do.
+
+        `sessions`: how many each has.
+        """
+        most = min(self._engines[number].load for number in engines) + SWAMPED
+
+        def order(number: int) -> tuple[float, float, bytes]:
+            engine = self._engines[number]
+            return sessions[number] / engine.slots, engine.load, _score(root, number)
+
+        return min((number for number in engines if self._engines[number].load <= most), key=order)
 
     def _single(self, request: GenerateRequest, engines: list[int]) -> int:
         least = min(engines, key=lambda number: self._engines[number].order)

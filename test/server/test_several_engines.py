@@ -60,13 +60,13 @@ def test_new_sessions_at_once_are_divided_and_their_turns_go_where_their_states_
         )
         return [stored[name] for name in ENGINES], [fed[name] - asked[name] for name in ENGINES]
 
-    prompt = "User: " + "Hello again, dear friend. " * 40 + "\n\nAssistant:"
-    body = GREEDY | {"stop_tokens": [], "max_tokens": 2, "contents": [prompt]}
+    path, body = "/state/chat/completions", GREEDY | {"stop_tokens": [], "max_tokens": 2}
+    prompts = "User: Hi.", "User: Hello, dear friend. " * 40, "User: Bye."
     before, _ = stored_and_fed_again()
     with ThreadPoolExecutor(16) as pool:
-        for turns in (1, 2, 3):
+        for turns, prompt in enumerate(prompts, start=1):
             asked = [
-                pool.submit(post, host, "/state/chat/completions", body | {"session_id": f"even {number}"})
+                pool.submit(post, host, path, body | {"contents": [prompt], "session_id": f"even {number}"})
                 for number in range(16)
             ]
             for each in asked:

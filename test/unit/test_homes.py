@@ -88,6 +88,22 @@ def test_front_ends_that_meet_sessions_at_once_agree_and_divide_them(
     assert [late.find(name) for name in names] == found[0]
 
 
+def test_of_two_front_ends_that_find_no_engine_the_later_one_gets_that_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(homes, "LOCK_SECONDS", 0)
+    homes.create(tmp_path / "homes", 2)
+    one, two = (homes.shared(str(tmp_path / "homes"), 2) for _ in range(2))
+
+    def choose(sessions: list[int]) -> int:
+        assert two.give("s", fewest) is None, "only one writes at a time"
+        return 1
+
+    assert one.find("s") is two.find("s") is None
+    assert one.give("s", choose) == 1
+    assert two.give("s", fewest) == two.find("s") == 1
+
+
 def test_while_nobody_can_write_all_front_ends_have_one_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As where a front end is stopped just when it has the lock."""
     monkeypatch.setattr(homes, "LOCK_SECONDS", 0)

@@ -310,11 +310,12 @@ def test_one_that_was_away_gets_the_new_sessions_until_it_has_as_many_as_are_use
     assert later[:4] == [1, 1, 1, 1] and Counter(later) == {0: 3, 1: 7}
 
 
-def test_an_engine_that_has_a_whole_batch_more_to_do_gets_no_new_session():
-    host = FrontEnds(2, 1, slots=8)
-    host.all[0].reported(0, rows=9, tokens=0)
+@pytest.mark.parametrize(("slots", "most"), [(8, 64), (100, 100)])
+def test_an_engine_that_has_far_more_to_do_gets_no_new_session(slots: int, most: int):
+    host = FrontEnds(2, 1, slots)
+    host.all[0].reported(0, rows=most + 1, tokens=0)
     assert [host.engine_of(0, f"s{number}") for number in range(4)] == [1, 1, 1, 1]
-    host.all[0].reported(0, rows=8, tokens=0)
+    host.all[0].reported(0, rows=most, tokens=0)
     assert host.engine_of(0, "one more") == 0
 
 

@@ -26,7 +26,7 @@ CHARACTERS = 4  # of a token, about
 BEGINNINGS = (256, 1024, 4096, 16384)  # characters of prompts that are remembered
 REMEMBERED = 8192  # beginnings
 BUSIER = 0.25  # of an engine's slots: so many more rows than another has are much more
-SWAMPED = 1.0  # of an engine's slots: one with so many more rows gets no new sessions, however few it has
+SWAMPED = 64  # rows, and an engine's slots: one with so many more to do gets no new sessions
 TAGGED, TAG = "response:resp_", 8  # keys of responses; those that belong together have the same digits there
 
 
@@ -182,13 +182,17 @@ class Placement:
 
         `sessions`: how many each has.
         """
-        most = min(self._engines[number].load for number in engines) + SWAMPED
+        least = min(self._engines[number].load for number in engines)
+
+        def swamped(number: int) -> bool:
+            engine = self._engines[number]
+            return engine.load - least > max(1.0, SWAMPED / engine.slots)
 
         def order(number: int) -> tuple[float, float, bytes]:
             engine = self._engines[number]
             return sessions[number] / engine.slots, engine.load, _score(root, number)
 
-        return min((number for number in engines if self._engines[number].load <= most), key=order)
+        return min((number for number in engines if not swamped(number)), key=order)
 
     def _single(self, request: GenerateRequest, engines: list[int]) -> int:
         least = min(engines, key=lambda number: self._engines[number].order)

@@ -81,6 +81,8 @@ def read_form(content_type: str, body: bytes) -> tuple[dict[str, bytes], dict[st
                 elif event:
                     data += event
                 elif segment and segment.filename is not None:
+                    if segment.filename in files:
+                        raise ValueError(f"it has two files of the name {segment.filename[:100]}")
                     files[segment.filename] = bytes(data)
                 elif segment:
                     fields.setdefault(segment.name, []).append(data.decode())

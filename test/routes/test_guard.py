@@ -212,6 +212,7 @@ BROKEN = {
     "empty": b"",
     "garbage": b"xxxx",
     "another boundary": (PART % b"a.pth").replace(b"--B", b"--C") + b"--C--\r\n",
+    "two files of one name": PART % b"a.pth" + PART % b"a.pth" + b"--B--\r\n",
     "no name": b"--B\r\nContent-Disposition: form-data\r\n\r\nx\r\n--B--\r\n",
     "no disposition": b"--B\r\nX: y\r\n\r\nx\r\n--B--\r\n",
     "no field": b"--B\r\nno colon\r\n\r\nx\r\n--B--\r\n",

@@ -34,7 +34,7 @@ from rwkv_batch.translation.translator import TextsAsked, Translator, Words
 from rwkv_batch.wire.supervision import EngineInfo
 
 MOST_CHARACTERS = 1_000_000  # of all texts of a request
-LARGE = 20_000  # bytes of a body; some 50 ms of work
+LARGE = 20_000  # bytes of a body or URL; some 50 ms of work
 UNLIMITED = 10**12  # characters: what DeepL's clients are told that they may send
 KINDS = (
     "a body has `text` and `target_lang` (DeepLX), `q` and `target` (LibreTranslate), `text` and `to` "
@@ -164,8 +164,11 @@ def refuse_long(texts: Sequence[str]) -> None:
 
 
 def is_large(http: HttpRequest) -> bool:
-    """Whether cutting its texts takes so long that other requests would wait."""
-    return len(http.body) > LARGE
+    """Whether cutting its texts takes so long that other requests would wait. Its body has been read."""
+    size = len(http.body) + sum(len(text) for texts in http.query.values() for text in texts)
+    if size <= LARGE and http.headers.get("content-encoding"):  # a few bytes may be a long text
+        size = len(http.data(http.max_body))
+    return size > LARGE
 
 
 @lru_cache(1)

@@ -1,5 +1,6 @@
 """The routes of translation services, asked as the clients of each ask. The engine echoes prompts."""
 
+import gzip
 import json
 
 import pytest
@@ -35,6 +36,22 @@ def test_a_large_text_is_translated_too(server):
     body = {"from": "en", "to": "de", "text": "\n".join(lines)}
     found = post(server, "/translate", json=body)["result"]
     assert found == "\n".join(f"English: {line}\n\nGerman:" for line in lines)
+
+
+def test_a_large_text_is_answered_in_pieces_however_it_comes(server):
+    """It is cut by a thread, as other requests would wait; a small one is answered whole."""
+    asked = {"source": "en", "target": "de", "format": "text"}
+    path = "/language/translate/v2"
+    for count, in_pieces in ((1, False), (2000, True)):
+        text = "Hello there. " * count
+        body = json.dumps(asked | {"q": text}).encode()
+        for answer in (
+            server.http.post(path, content=body),
+            server.http.post(path, content=gzip.compress(body), headers={"Content-Encoding": "gzip"}),
+            server.http.get(path, params=asked | {"q": text}),
+        ):
+            assert answer.status_code == 200, answer.text
+            assert ("content-length" not in answer.headers) == in_pieces, answer.request
 
 
 def test_immersive_translate_on_the_route_of_all(server):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rwkv_batch.ops.host_memory import pinned_copy, pinned_if_possible
 from rwkv_batch.ops.linear import Linear, prepare
 
 TARGETS = ("att.receptance", "att.key", "att.value", "att.output", "ffn.key", "ffn.value")
@@ -53,7 +54,7 @@ class LowRankAdapter:
         return replace(
             self,
             numbers=self.numbers[first * ALIGNMENT : end],
-            table=table.pin_memory() if self.table.is_pinned() else table,
+            table=pinned_copy(table, self.table.is_pinned()),
             offsets=None if self.offsets is None else self.offsets[part.start : part.stop],
         )
 
@@ -74,7 +75,7 @@ def scaled(adapter: LowRankAdapter, factor: float, width: int, hidden: int) -> L
     changed = replace(
         adapter,
         digest=scaled_digest(adapter.digest, factor),
-        numbers=numbers.pin_memory() if adapter.numbers.is_pinned() else numbers,
+        numbers=pinned_copy(numbers, adapter.numbers.is_pinned()),
     )
     for layer in range(len(adapter.table)):
         for target, (outputs, inputs) in enumerate(shapes(width, hidden)):
@@ -90,11 +91,11 @@ def scaled_digest(digest: str, factor: float) -> str:
 
 def readout_adapter(digest: str, offsets: Tensor, dtype: torch.dtype, pinned: bool = False) -> LowRankAdapter:
     """One that changes no matrix. offsets: `[layers, width]`. pinned: whether it is copied to a GPU."""
-    table = torch.zeros(len(offsets), len(TARGETS), ENTRY, dtype=torch.int32, pin_memory=pinned)
-    offsets = offsets.to(dtype)
-    return LowRankAdapter(
-        digest, 0, torch.empty(0, dtype=dtype), table, offsets.pin_memory() if pinned else offsets
+    table = pinned_if_possible(
+        torch.zeros, len(offsets), len(TARGETS), ENTRY, dtype=torch.int32, wanted=pinned
     )
+    offsets = offsets.to(dtype)
+    return LowRankAdapter(digest, 0, torch.empty(0, dtype=dtype), table, pinned_copy(offsets, pinned))
 
 
 def shapes(width: int, hidden: int) -> list[tuple[int, int]]:

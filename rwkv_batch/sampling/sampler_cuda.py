@@ -19,6 +19,7 @@ from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.gemms import launch, pointer
 from rwkv_batch.ops.cuda.inputs.feed import Feed
 from rwkv_batch.ops.cuda.inputs.staging import Records, upload
+from rwkv_batch.ops.host_memory import pinned, pins
 from rwkv_batch.ops.random import random_key
 from rwkv_batch.sampling import flashinfer
 from rwkv_batch.sampling.masks import WORD, RowMasks, mask_words
@@ -223,8 +224,8 @@ class CudaSampler:
     def _sample_filtered(self, logits: Tensor, slots: Tensor, ids: Tensor, masks: RowMasks | None) -> None:
         """Draw with masks, or where rows have filters; also for rows that FlashInfer would draw."""
         rows, lines = len(slots), len(masks.places) if masks else 0
-        pinned = self.device.type == "cuda"
-        staged = torch.empty(rows * FILTER_WORDS + lines * self._words, dtype=torch.int32, pin_memory=pinned)
+        size = rows * FILTER_WORDS + lines * self._words
+        staged = pinned(torch.empty, size, dtype=torch.int32, wanted=pins(self.device))
         numbers = staged.numpy()
         filters = numbers[: rows * FILTER_WORDS].view(ROW_FILTER)
         filters[:] = (*NO_FILTER, -1) if self._ways.filters is None else self._ways.filters

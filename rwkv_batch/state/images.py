@@ -51,9 +51,12 @@ def read(images: Path, turn: int, pinned: bool) -> "Tensor":
     """The bytes, uint8. Raises RowDamaged if there is no such file, and Unread if it cannot be read."""
     import torch
 
+    from rwkv_batch.ops.host_memory import pinned_if_possible
+
     try:
         with _file(images, turn).open("rb", buffering=0) as file:
-            image = torch.empty(os.fstat(file.fileno()).st_size, dtype=torch.uint8, pin_memory=pinned)
+            size = os.fstat(file.fileno()).st_size
+            image = pinned_if_possible(torch.empty, size, dtype=torch.uint8, wanted=pinned)
             data, place = image.numpy().data, 0
             while place < len(data):
                 count = file.readinto(data[place : place + READ_BYTES])

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.device import stream_for
+from rwkv_batch.ops.host_memory import pinned_if_possible, pins
 from rwkv_batch.ops.torch_ops import as_stored
 from rwkv_batch.state.entries import SnapshotError
 from rwkv_batch.state.slots import SlotAccess, States, slot_bytes
@@ -171,7 +172,7 @@ def fitted(snapshot: Tensor, layout: SnapshotLayout, pinned: bool = False) -> tu
             )
     if stored == layout:
         return header, snapshot
-    converted = torch.empty(layout.size, dtype=torch.uint8, pin_memory=pinned)
+    converted = pinned_if_possible(torch.empty, layout.size, dtype=torch.uint8, wanted=pinned)
     for source, target in zip(parts(snapshot, stored), parts(converted, layout), strict=True):
         target.copy_(as_stored(source, target.dtype))
     seal(converted, layout, header.tokens, header.created, header.digest)
@@ -198,12 +199,13 @@ class Transfer:
 
     def __init__(self, states: States, fingerprint: str) -> None:
         self.layout = SnapshotLayout.from_states(states, fingerprint)
-        self.pinned = states.device.type == "cuda"
+        self.pinned = pins(states.device)
+        self._on_gpu = states.device.type == "cuda"
         self.counted = Counter(to_host=0, to_device=0)  # states that were copied
 
     def unsealed(self, slot: SlotAccess) -> Tensor:
         """The slot's state as a snapshot whose prefix is not written yet, uint8 `[layout.size]`."""
-        snapshot = torch.empty(self.layout.size, dtype=torch.uint8, pin_memory=self.pinned)
+        snapshot = pinned_if_possible(torch.empty, self.layout.size, dtype=torch.uint8, wanted=self.pinned)
         self._to_host(snapshot[PREFIX:], slot)
         self.counted["to_host"] += 1
         return snapshot
@@ -216,7 +218,7 @@ class Transfer:
 
     def to_host(self, slot: SlotAccess) -> Tensor:
         """The slot's state in host memory, uint8."""
-        copy = torch.empty(slot.nbytes, dtype=torch.uint8, pin_memory=self.pinned)
+        copy = pinned_if_possible(torch.empty, slot.nbytes, dtype=torch.uint8, wanted=self.pinned)
         self._to_host(copy, slot)
         self.counted["to_host"] += 1
         return copy
@@ -232,7 +234,7 @@ class Transfer:
     @torch.inference_mode()
     def _copy(self, pairs: Iterable[tuple[Tensor, Tensor]], slot: SlotAccess) -> None:
         """Targets and sources; those on a device are pieces of the slot."""
-        if not self.pinned:
+        if not self._on_gpu:
             for target, source in pairs:
                 np.copyto(target.numpy(), source.numpy())  # torch would wake a second team of threads
             return

@@ -81,9 +81,9 @@ class Outcome:
 class Asked:
     """One engine, and what it is asked."""
 
-    def __init__(self, folder: Path, points: FaultPoints) -> None:
+    def __init__(self, folder: Path, points: FaultPoints, **options: Any) -> None:
         self.outcome, self._points, self._number, self._folder = Outcome(), points, 0, folder
-        self.driver = Driver(Store(folder / "sessions.db"), **OPTIONS)
+        self.driver = Driver(Store(folder / "sessions.db"), **OPTIONS | options)
         self._events: dict[str, list[Event]] = {}
         self._rows: dict[str, int] = {}  # how many a request has
 

@@ -26,6 +26,7 @@ from rwkv_batch.model.adapters import reader
 from rwkv_batch.model.adapters.low_rank import low_rank
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.files import CheckpointError
+from rwkv_batch.ops.host_memory import pins
 from rwkv_batch.ops.low_rank import LowRankAdapter, readout_adapter, scaled, scaled_digest
 from rwkv_batch.runner.protocol import NO_ADAPTER
 from rwkv_batch.state.entries import StoreError
@@ -225,7 +226,7 @@ class Adapters:
         digest, model = offsets.digest, start.session.head.model
         found = self._of_starts.get(digest)
         if found is None or found.model != model:
-            on_gpu = self._parts.runner.device.type == "cuda"
+            on_gpu = pins(self._parts.runner.device)
             found = WeightedAdapter(
                 name=start.name,
                 digest=digest,
@@ -332,7 +333,7 @@ class Adapters:
         runner = self._parts.runner
         adapter = reader.read(path, self._parts.weights)
         return low_rank(
-            adapter, self._parts.weights, scaling, self._most_rank, runner.dtype, runner.device.type == "cuda"
+            adapter, self._parts.weights, scaling, self._most_rank, runner.dtype, pins(runner.device)
         )
 
     def _run(self, work: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:

@@ -18,6 +18,7 @@ from rwkv_batch.model.adapters.parts import BonePart, DoraPart, LoraPart, Part, 
 from rwkv_batch.model.adapters.reader import Adapter
 from rwkv_batch.model.checkpoint import TITLES, Checkpoint
 from rwkv_batch.model.files import CheckpointError
+from rwkv_batch.ops.host_memory import pinned_if_possible
 from rwkv_batch.ops.low_rank import ALIGNMENT, ENTRY, MOST_RANK, TARGETS, LowRankAdapter, filled, shapes
 
 MERGE = "merge it into the model, as `adapter_filename` of /loadmodel does"
@@ -44,7 +45,9 @@ def low_rank(
         raise CheckpointError(f"{where} is MoLE, which no request can choose; {MERGE}.")
     factor = factor_of(adapter, list(adapter.parts.values()), scaling, FIELDS)
     shape = shapes(checkpoint.width, 4 * checkpoint.width)
-    table = torch.zeros(checkpoint.layers, len(TARGETS), ENTRY, dtype=torch.int32, pin_memory=pinned)
+    table = pinned_if_possible(
+        torch.zeros, checkpoint.layers, len(TARGETS), ENTRY, dtype=torch.int32, wanted=pinned
+    )
     found: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
     most = 0
     for name, part in adapter.parts.items():
@@ -63,7 +66,10 @@ def low_rank(
         table[layer, target] = torch.tensor([rank, place // ALIGNMENT], dtype=torch.int32)
         place += rank * sum(shape[target])
     packed = LowRankAdapter(
-        _digest(adapter, factor), most, torch.zeros(place, dtype=dtype, pin_memory=pinned), table
+        _digest(adapter, factor),
+        most,
+        pinned_if_possible(torch.zeros, place, dtype=dtype, wanted=pinned),
+        table,
     )
     for (layer, target), (inner, outer) in found.items():
         pair = packed.pair(layer, target, *shape[target][::-1])

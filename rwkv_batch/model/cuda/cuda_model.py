@@ -31,6 +31,7 @@ from rwkv_batch.ops.cuda.binding import Addend, Kernels
 from rwkv_batch.ops.cuda.buffers import StepBuffers, buffer_bytes
 from rwkv_batch.ops.cuda.inputs.packing import DeviceRows, PrefillPlan, StagedPlan, upload_plan
 from rwkv_batch.ops.cuda.inputs.staging import upload
+from rwkv_batch.ops.host_memory import pinned
 from rwkv_batch.sampling.prompt_logprobs import PromptScores
 from rwkv_batch.state.slots import States
 
@@ -377,7 +378,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
             return none, slots[:0]
         places = [place_of[row] for row in wanted]
         lasts = [plan.numbers["last"][place] for place in places]
-        at = torch.tensor([lasts, places], dtype=torch.int32, pin_memory=True)
+        at = pinned(torch.tensor, [lasts, places], dtype=torch.int32)
         last, place = at.to(self.device, non_blocking=True)
         # As many rows as a decode graph has, for which the GEMM is timed and its kernel loaded.
         logits = self._logits_at(after, last, size(len(wanted)))

@@ -18,6 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rwkv_batch.ops.host_memory import pinned_if_possible
 from rwkv_batch.ops.torch_ops import as_stored
 from rwkv_batch.state.entries import (
     ANY,
@@ -239,7 +240,8 @@ class StartStates:
     def _image(self, contents: StartContents) -> Tensor:
         """A snapshot."""
         layout = self._parts.transfer.layout
-        image = torch.empty(layout.size, dtype=torch.uint8, pin_memory=self._parts.transfer.pinned)
+        pinned = self._parts.transfer.pinned
+        image = pinned_if_possible(torch.empty, layout.size, dtype=torch.uint8, wanted=pinned)
         for source, target in zip((contents.shift, contents.wkv), parts(image, layout), strict=True):
             target.copy_(as_stored(source.flatten(), target.dtype))
         seal(image, layout, 0, time.time(), contents.digest)

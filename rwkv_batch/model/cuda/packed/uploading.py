@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint, Progress, not_finite
 from rwkv_batch.model.files import CheckpointError
+from rwkv_batch.ops.host_memory import pinned_if_possible, pins
 
 BUFFER = 16 << 20  # bytes
 BUFFERS = 3  # under way
@@ -34,9 +35,11 @@ class UploadedTensors(Mapping[str, Tensor]):
         self._place_of = place_of or (lambda _: device)
         self._progress, self._done, self._total = progress, 0, checkpoint.parameters  # numbers
         self._size = 0  # bytes of one
-        pinned = device.type == "cuda"
-        self._buffers = list(torch.empty(BUFFERS, BUFFER, dtype=torch.uint8, pin_memory=pinned))
-        self._sent = [torch.cuda.Event() for _ in range(BUFFERS)] if pinned else []
+        on_gpu = pins(device)
+        self._buffers = list(
+            pinned_if_possible(torch.empty, BUFFERS, BUFFER, dtype=torch.uint8, wanted=on_gpu)
+        )
+        self._sent = [torch.cuda.Event() for _ in range(BUFFERS)] if on_gpu else []
         self._next = 0
         self._finite: dict[str, Tensor] = {}  # of each tensor that has been read
 

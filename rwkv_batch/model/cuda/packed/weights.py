@@ -3,6 +3,7 @@
 What is multiplied together lies side by side, and a low-rank function has one rank in all layers.
 """
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +26,10 @@ from rwkv_batch.model.tensors.description import (
     normed_embedding,
 )
 from rwkv_batch.ops.cuda.buffers import BufferShape
+from rwkv_batch.ops.host_memory import NoPinnedMemory, pinned
 from rwkv_batch.ops.weights.weight import Matrix, Weight
+
+log = logging.getLogger(__name__)
 
 RANK_MULTIPLE = 32  # the step of the GEMM kernels over K; the weights added are zero
 HEAD_MULTIPLE = 16  # rows of w that a warp of the GEMM kernel takes
@@ -141,7 +145,7 @@ def pack_weights(
     if embedding is None or part.start:
         embedding = no_rows(checkpoint.width, device)
     elif checkpoint.weights in ON_HOST and device.type == "cuda":
-        embedding = embedding.cpu().pin_memory()
+        embedding = _on_host(embedding)
     head = (
         matrix(tensors, packed, "head")
         if part.stop == checkpoint.layers
@@ -164,6 +168,16 @@ def no_rows(width: int, device: torch.device) -> Tensor:
 def pack_head(head: Tensor, device: torch.device) -> Tensor:
     """`[vocab, C]`, with rows of zeros up to a multiple of HEAD_MULTIPLE."""
     return padded(head.to(device, torch.float16), 0, round_up(len(head), HEAD_MULTIPLE))
+
+
+def _on_host(embedding: Tensor) -> Tensor:
+    """A copy that kernels can read; itself, on the GPU, where the system has no room for one."""
+    try:
+        copy = pinned(torch.empty, embedding.shape, dtype=embedding.dtype)
+    except NoPinnedMemory as error:
+        log.warning("%s The embedding takes %.2f GiB of the GPU.", error, embedding.nbytes / 2**30)
+        return embedding
+    return copy.copy_(embedding)
 
 
 def _pack_layer(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rwkv_batch.ops.cuda.abi import CHUNK, ChunksInput
 from rwkv_batch.ops.cuda.binding import ChunkedRows, RowBounds
+from rwkv_batch.ops.host_memory import pinned, pins
 
 SCRATCH_CHUNKS = 320  # of one launch, which the kernels' scratch memory holds; a longer row runs alone
 NO_SLOT = -1  # of padding: no state is read or written
@@ -97,7 +98,7 @@ class DeviceRows:
 def upload_plan(plan: PrefillPlan, device: torch.device) -> DeviceRows:
     """The plan in device memory of its own."""
     layout = PlanLayout({name: len(numbers) for name, numbers in plan.numbers.items()})
-    host = torch.empty(layout.size, dtype=torch.int32, pin_memory=device.type == "cuda")
+    host = pinned(torch.empty, layout.size, dtype=torch.int32, wanted=pins(device))
     layout.fill(host.numpy(), plan)
     at = _places(host.to(device, non_blocking=True), layout)
     chunk = row = 0
@@ -126,7 +127,7 @@ class StagedPlan:
 
     def fill(self, tokens: Tensor, plan: PrefillPlan) -> None:
         """Upload both, tokens from the host. Tokens behind the plan's are padding: their row has no slot."""
-        host, rows = torch.zeros(len(self._flat), dtype=torch.int32, pin_memory=True), len(plan.order)
+        host, rows = pinned(torch.zeros, len(self._flat), dtype=torch.int32), len(plan.order)
         numbers, starts = host.numpy()[self._size :], self._layout.starts
         self._layout.fill(numbers, plan)
         numbers[starts["row_of"] + plan.tokens : starts["row_of"] + self._size] = rows

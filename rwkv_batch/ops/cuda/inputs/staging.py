@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rwkv_batch.ops.host_memory import pinned, pinned_if_possible, pins
+
 BUFFERS = 4  # used in turn
 
 
@@ -14,7 +16,7 @@ class Uploads:
     """Copies of up to `size` numbers to a device, on its current stream."""
 
     def __init__(self, size: int, dtype: torch.dtype = torch.int32) -> None:
-        self._host = torch.empty(BUFFERS, size, dtype=dtype, pin_memory=True)
+        self._host = pinned_if_possible(torch.empty, BUFFERS, size, dtype=dtype)
         self._numbers: list[np.ndarray] = list(self._host.numpy())
         self._done = [torch.cuda.Event() for _ in range(BUFFERS)]
         self._current = 0
@@ -77,7 +79,7 @@ class Download:
 
     def __init__(self, source: Tensor) -> None:
         self._source = source  # its memory must stay until it is read
-        self._host = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.numel() > 0)
+        self._host = pinned(torch.empty, source.shape, dtype=source.dtype, wanted=source.numel() > 0)
         stream = _downloading(source.device)
         stream.wait_stream(torch.cuda.current_stream(source.device))
         with torch.cuda.stream(stream):
@@ -97,4 +99,5 @@ def _downloading(device: torch.device) -> torch.cuda.Stream:
 
 def upload(numbers: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """`[n]` on the device, in the order of the current stream."""
-    return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    host = pinned(torch.tensor, numbers, dtype=dtype, wanted=pins(device))
+    return host.to(device, non_blocking=True)

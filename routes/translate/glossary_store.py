@@ -136,16 +136,27 @@ async def rename(front: Frontend, glossary: StoredGlossary, name: str) -> Stored
     return renamed
 
 
-async def replace_terms(front: Frontend, glossary: StoredGlossary, pair: Pair, entries: Entries) -> None:
-    """These are the terms for a pair of languages from now on, for a new one too. Raises ApiError."""
-    old = glossary.terms.get(pair)
-    if old is None:
-        await _demand_room(front, 1)
-    new = StoredTerms(glossary.id, pair, old.number + 1 if old else 1, len(entries))
-    glossary.terms[pair] = await _put(front, new, entries)
+async def replace_terms(front: Frontend, glossary: StoredGlossary, entries: Mapping[Pair, Entries]) -> None:
+    """These are the terms for pairs of languages from now on, for new ones too. Raises ApiError.
+
+    If that fails, the terms of all of them are what they were.
+    """
+    numbers = {pair: glossary.terms[pair].number + 1 if pair in glossary.terms else 1 for pair in entries}
+    if more := sum(number == 1 for number in numbers.values()):
+        await _demand_room(front, more)
+    new = {pair: StoredTerms(glossary.id, pair, numbers[pair], len(each)) for pair, each in entries.items()}
+    try:
+        for pair, terms in new.items():
+            await _put(front, terms, entries[pair])
+    except ApiError:
+        with contextlib.suppress(ApiError):
+            await _remove_all(front, [terms.key for terms in new.values()])
+        raise
+    glossary.terms.update(new)
     await _demand_stored(front, glossary.id)
     with contextlib.suppress(ApiError):  # which are older, and count no more
-        await _remove_terms(front, glossary.id, pair, before=new.number)
+        for pair, number in numbers.items():
+            await _remove_terms(front, glossary.id, pair, before=number)
 
 
 async def remove_pair(front: Frontend, glossary: StoredGlossary, pair: Pair) -> None:

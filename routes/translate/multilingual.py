@@ -123,7 +123,7 @@ async def dictionaries(front: Frontend, http: HttpRequest) -> Response:
     if replaces:
         fields = ReplaceFields.from_json(sent)
         new = await asyncio.to_thread(read_entries, fields.entries, fields.entries_format)
-        await glossary_store.replace_terms(front, glossary, fields.pair, new)
+        await glossary_store.replace_terms(front, glossary, {fields.pair: new})
         return json_response(http, _dictionary(glossary.terms[fields.pair]))
     named = PairQuery.from_json(_languages(sent))
     pair = pair_of(named.source_lang, named.target_lang)
@@ -142,8 +142,8 @@ async def _changed(front: Frontend, glossary: StoredGlossary, fields: ChangeFiel
         if old := glossary.terms.get(pair):
             kept = await glossary_store.entries_of(front, old)
             new[pair] = await asyncio.to_thread(_together, kept, entries)
-    for pair, entries in new.items():  # all of them fit
-        await glossary_store.replace_terms(front, glossary, pair, entries)
+    if new:
+        await glossary_store.replace_terms(front, glossary, new)
     return await glossary_store.rename(front, glossary, fields.name) if fields.name else glossary
 
 

@@ -4,7 +4,9 @@ from datetime import datetime
 
 import pytest
 from frontend_process import PASSWORD
+from msgspec.structs import replace
 
+from routes.translate.glossary_store import ENTRIES, MOST_KEPT
 from rwkv_batch.wire.commands import Command, GetDocument, ListDocuments, PutDocument, RemoveDocument
 from rwkv_batch.wire.protocol import Event, Failed
 
@@ -231,6 +233,40 @@ def test_a_change_that_cannot_be_stored_changes_nothing(server, stored, monkeypa
         assert answer.status_code == 500
     assert documents(server) == before and server.http.get(place(stored)).json() == stored
     assert entries(server, stored, **TO_FRENCH) == {("en", "fr"): "world\tglobe"}
+
+
+def test_a_change_of_which_a_part_cannot_be_stored_changes_nothing(server, stored, monkeypatch):
+    reply_to, before = server.engine.reply_to, documents(server)
+
+    def full(command: Command) -> Event:
+        fails = isinstance(command, PutDocument) and ":fr:" in command.key
+        return Failed(command.id, "The disk is full.") if fails else reply_to(command)
+
+    monkeypatch.setattr(server.engine, "reply_to", full)
+    new = [FRENCH | {"target_lang": language} for language in ("DE", "ES", "FR", "IT")]
+    answer = server.http.patch(place(stored), json={"name": "theirs", "dictionaries": new})
+    assert answer.status_code == 500 and "disk is full" in answer.json()["message"]
+    assert documents(server) == before and server.http.get(place(stored)).json() == stored
+
+
+def test_a_change_for_which_there_is_no_room_changes_nothing(server, stored, monkeypatch):
+    """There is room for one pair of languages more, and for terms of those that are there."""
+    reply_to, before = server.engine.reply_to, entries(server, stored)
+
+    def nearly_full(command: Command) -> Event:
+        reply = reply_to(command)
+        if isinstance(command, ListDocuments) and command.prefix == ENTRIES:
+            others = [f"{ENTRIES}other{number}:aa:bb:1:1" for number in range(MOST_KEPT - 1 - len(before))]
+            return replace(reply, keys=[*reply.keys, *others])
+        return reply
+
+    monkeypatch.setattr(server.engine, "reply_to", nearly_full)
+    new = [FRENCH | {"target_lang": language} for language in ("DE", "ES", "IT")]
+    answer = server.http.patch(place(stored), json={"dictionaries": new})
+    assert answer.status_code == 400 and f"at most {MOST_KEPT}" in answer.json()["message"]
+    assert entries(server, stored) == before
+    answer = server.http.patch(place(stored), json={"dictionaries": new[:2]})
+    assert answer.status_code == 200 and len(entries(server, stored)) == len(before) + 1
 
 
 def test_what_is_put_when_the_glossary_was_deleted_is_not_kept(server, monkeypatch):

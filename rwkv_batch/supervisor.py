@@ -344,7 +344,8 @@ class Supervisor:
             return
         if first:  # later it is a change of the models
             servings = [engine.serving for engine in self._living if engine.serving]
-            served = serving_of_all(servings).models, self._config.frontend, len(servings)
+            models = serving_of_all(servings).models
+            served = models, self._config.frontend, len(servings), self._config.log_format
             try:
                 threading.Thread(target=announce, args=served, name="announce", daemon=True).start()
             except RuntimeError:

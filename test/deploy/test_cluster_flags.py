@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
 
 
 def of_page() -> list[str]:
-    (line,) = (line for line in PAGE.splitlines() if line.strip().startswith("python app.py"))
+    (line,) = (line for line in PAGE.splitlines() if line.strip().startswith(".venv/bin/python app.py"))
     return shlex.split(line.strip().partition(" > ")[0].replace("$i", "1"))[2:]
 
 

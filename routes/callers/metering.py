@@ -221,6 +221,7 @@ class MeteredJob(Job):
         self.caller, self._accounts, self._number = caller, accounts, number
         self._stage, self._counted = RUNNING, False
         self._repeated = False  # the reply was stored before, and costs nothing
+        self._watched = True  # until the prompt is counted: then what reads the text counts it
         if accounts:
             accounts.jobs.add(self)
 
@@ -231,8 +232,7 @@ class MeteredJob(Job):
         except (RequestRejected, RequestFailed) as error:
             raise plain_error(error, self.caller.plain) from None
 
-    def put(self, event: Event) -> None:
-        """Take an event; see Job."""
+    def _note(self, event: Event) -> Event:
         if isinstance(event, Accepted):
             event = replace(event, target=self.caller.plain(event.target)) if event.target else event
             # A turn that can be found again may be stored already, which its first text says. One that is
@@ -246,7 +246,9 @@ class MeteredJob(Job):
             self._count(self.acceptance)
         elif isinstance(event, RowTimes) and self.caller.trace:
             self.caller.trace.rows.append(event)
-        super().put(event)
+        return event
+
+    def _noted(self, event: Event) -> None:
         if self._stage is not RUNNING:
             self._take_late(isinstance(event, Rejected | Failed) or not self._running_rows)
 
@@ -282,6 +284,8 @@ class MeteredJob(Job):
         counted, self._counted = self._counted, True
         if counted:
             return
+        with self._arrived:
+            self._watched = self._stage is not RUNNING
         request, prompt, cached = self.request, 0, 0
         feeds = request.max_tokens > 0 or request.turn or request.prompt_logprobs is not None
         if feeds and not self._repeated:
@@ -300,7 +304,7 @@ class MeteredJob(Job):
             if self._stage is not RUNNING:
                 return
             leaves = self.counts_late and self._running_rows > 0 and not self._error
-            self._stage = LEAVING if leaves else OVER
+            self._stage, self._watched = LEAVING if leaves else OVER, True
             if self._deltas and not self._error:  # without them no reply is whole
                 self._error = Failed(self.request.id, LEFT)
         if leaves:

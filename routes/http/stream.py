@@ -12,7 +12,6 @@ from collections.abc import Callable
 from routes.http.errors import Json
 from routes.http.replies import Reply, encode_json
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
-from rwkv_batch.wire.deltas import merge
 from rwkv_batch.wire.protocol import RowDelta
 
 HEARTBEAT_EVERY = 0.25  # seconds of silence after which a byte is sent; a write shows that a client has left
@@ -149,7 +148,7 @@ class EventStream(JobStream):
         wait = self._event_due - time.monotonic()
         if wait > 0 and self._crowded():
             time.sleep(wait)
-        deltas = merge(self.job.read(HEARTBEAT_EVERY))
+        deltas = self.job.read(HEARTBEAT_EVERY)
         if not deltas:
             return self.reply.beat
         self._event_due = time.monotonic() + EVENT_EVERY

@@ -91,7 +91,6 @@ class Job:
 
     def __init__(self, request: GenerateRequest, cancel: Callable[[str], None]) -> None:
         self.request = request
-        self.rows = len(request.prompts) * request.n
         self.acceptance = Accepted(request.id, [])  # from the engine; empty until it comes
         self.submitted = time.monotonic()  # seconds, as are these:
         self.began: float | None = None  # when the first text came
@@ -103,6 +102,11 @@ class Job:
         self._running_rows, self._failed_rows = self.rows, 0
         self._arrived = threading.Condition()
         self._wake: Callable[[], object] | None = None
+        self._watched = False  # `_note` and `_noted` get each event; else `_note` those that are no text
+
+    @property
+    def rows(self) -> int:
+        return len(self.request.prompts) * self.request.n
 
     @property
     def counts_late(self) -> bool:
@@ -112,18 +116,24 @@ class Job:
     def ends(self, event: Event) -> bool:
         """Whether this is the last event. Called by the client's thread before `put`."""
         if isinstance(event, Progress):
-            return self._running_rows == len([d for d in event.rows if d.finish_reason])
+            ended = 0
+            for delta in event.rows:  # no list of them: this runs for each token
+                if delta.finish_reason:
+                    ended += 1
+            return self._running_rows == ended
         return isinstance(event, Rejected | Failed)
 
     def put(self, event: Event) -> None:
         """Called by the client's thread."""
         behind = False
+        if self._watched or not isinstance(event, Progress):
+            event = self._note(event)
         with self._arrived:
             if isinstance(event, Progress):
                 if not self._deltas:  # else who waits has been notified
                     self._arrived.notify()
                 self._progress(event.rows)
-                if len(self._deltas) >= MANY + MANY_OF_A_ROW * self.rows:
+                if (count := len(self._deltas)) >= MANY and count >= MANY + MANY_OF_A_ROW * self.rows:
                     behind = self._shorten()
             elif isinstance(event, Accepted):
                 self.acceptance = event
@@ -135,6 +145,15 @@ class Job:
             self.cancel()
         if wake:
             wake()
+        if self._watched:
+            self._noted(event)
+
+    def _note(self, event: Event) -> Event:
+        """An event that comes; what is taken in its place."""
+        return event
+
+    def _noted(self, event: Event) -> None:
+        """It has been taken."""
 
     def _shorten(self) -> bool:
         """Keep little of what nobody reads. Whether it is too much, and the request ends."""
@@ -145,7 +164,12 @@ class Job:
         return behind
 
     def _progress(self, rows: list[RowDelta]) -> None:
-        if ended := [d for d in rows if d.finish_reason]:
+        ended = None
+        for delta in rows:
+            if delta.finish_reason:
+                ended = [d for d in rows if d.finish_reason]
+                break
+        if ended:
             self._running_rows -= len(ended)
             self._failed_rows += len([d for d in ended if d.error])
             if self._failed_rows == self.rows:
@@ -153,10 +177,11 @@ class Job:
                 rows = [d for d in rows if not d.error]
         self._deltas += rows
         self.ended = time.monotonic()
-        self.began = self.began or self.ended
+        if self.began is None:
+            self.began = self.ended
 
     def read(self, timeout: float) -> list[RowDelta]:
-        """New deltas, waiting at most `timeout` seconds for the first; empty if none came.
+        """New text, a delta for each row, waiting at most `timeout` seconds for some; empty if none came.
 
         Raises RequestRejected or RequestFailed, after which nothing more comes.
         """
@@ -225,7 +250,7 @@ class Job:
             self.exhausted = self._running_rows == 0 and not self._error
         if self._error and not deltas:
             raise error_from(self._error)
-        return deltas
+        return merge(deltas) if len(deltas) > 1 else deltas
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -34,11 +34,19 @@ def _joined(deltas: list[RowDelta]) -> RowDelta:
     """One that holds all of them, which are of one row."""
     if len(deltas) == 1:
         return deltas[0]
-    last = deltas[-1]
+    last, texts, tokens, more = deltas[-1], list[str](), 0, False
+    for delta in deltas:  # once: in a stream there is one for each token
+        texts.append(delta.text)
+        tokens += delta.tokens
+        if delta.logprobs or delta.ids or delta.prompt or delta.accepted or delta.rejected:
+            more = True
+    text = "".join(texts)
+    if not more:
+        return RowDelta(last.row, text, tokens, last.finish_reason, stop=last.stop, error=last.error)
     return RowDelta(
         last.row,
-        "".join([delta.text for delta in deltas]),
-        sum([delta.tokens for delta in deltas]),
+        text,
+        tokens,
         last.finish_reason,
         [each for delta in deltas for each in delta.logprobs],
         last.stop,

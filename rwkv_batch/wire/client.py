@@ -128,7 +128,8 @@ class Job:
         behind = False
         if self._watched or not isinstance(event, Progress):
             event = self._note(event)
-        with self._arrived:
+        self._arrived.acquire()  # `with` would call two functions more, for each token
+        try:
             if isinstance(event, Progress):
                 if not self._deltas:  # else who waits has been notified
                     self._arrived.notify()
@@ -141,6 +142,8 @@ class Job:
                 self._error = event
                 self._arrived.notify()
             wake, self._wake = self._wake, None
+        finally:
+            self._arrived.release()
         if behind:
             self.cancel()
         if wake:
@@ -490,6 +493,8 @@ def _received(dealer: zmq.Socket[bytes]) -> list[Event]:
         if not int(dealer.get(zmq.EVENTS)) & zmq.POLLIN:
             break
         events += decode_events(dealer.recv())
+    if len({event.id for event in events}) == len(events):  # as of a step
+        return events
     found, texts = list[Event](), dict[str, list[RowDelta]]()
     for event in events:
         if not isinstance(event, Progress):

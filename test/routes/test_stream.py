@@ -96,6 +96,28 @@ def test_merging_loses_nothing():
     assert merged == [RowDelta(3, "xy", 2, "stop", logprobs), RowDelta(1, "", 2)]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"logprobs": [TokenLogprob(b"x", -1.0, [])]},
+        {"ids": [7]},
+        {"prompt": [TokenLogprob(b"p", -1.0, [])]},
+        {"accepted": 1},
+        {"rejected": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_merging_keeps_what_one_delta_has_besides_text(more, place):
+    deltas = [RowDelta(0, text, 1, **(more if place == number else {})) for number, text in enumerate("xyz")]
+    assert merge(deltas) == [RowDelta(0, "xyz", 3, **more)]
+
+
+def test_merging_keeps_how_a_row_has_ended():
+    last = {"finish_reason": "stop", "stop": "END", "error": "broken"}
+    assert merge([RowDelta(0, "x", 1), RowDelta(0, "y", 1, **last)]) == [RowDelta(0, "xy", 2, **last)]
+
+
 def test_silence_is_a_comment_and_a_line_feed():
     assert next(Desk().events()) == b": \n\n"
     assert next(Desk().slow()) == b"\n"

@@ -23,7 +23,7 @@ from rwkv_batch.batches.lines import check
 from rwkv_batch.batches.runner import Width
 from rwkv_batch.config import ServerConfig, on_each
 from rwkv_batch.ops.progress import hidden
-from rwkv_batch.processes.child import Child
+from rwkv_batch.processes.child import CannotStart, Child
 from rwkv_batch.processes.folder import SOCKET, NoFolder, runtime_folder
 from rwkv_batch.supervisor import refuse, run_engine
 from rwkv_batch.wire.client import Client
@@ -58,7 +58,14 @@ def main(arguments: list[str]) -> int:
             open(files.errors, "w", encoding="utf-8") as failed,
         ):
             return _run(config, folder, FileRows(files.input, total, done, output, failed))
+    except CannotStart as error:
+        return refuse(f"{error.strerror}; raise the limit of tasks, or run the same command later")
     except OSError as error:
+        if error.filename is None:  # a file that is open is not named
+            return refuse(
+                f"{files.output} cannot be written ({error.strerror}); make room, and run the same command "
+                "for the rows that are left"
+            )
         return refuse(f"{error.filename} cannot be used ({error.strerror}); name another file")
     except (NoAnswers, NoFolder) as error:
         return refuse(str(error))

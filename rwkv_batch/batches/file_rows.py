@@ -57,7 +57,7 @@ class FileRows:
         self.errors = 0
 
     async def run(self, answer: Answer, width: Width, ended: Callable[[], object]) -> None:
-        """Answer those that are left; `ended` is called behind each."""
+        """Answer those that are left; `ended` is called behind each. Raises OSError."""
 
         async def one(text: bytes) -> None:
             try:
@@ -70,10 +70,15 @@ class FileRows:
             self.errors += not succeeded
             ended()
 
-        async with asyncio.TaskGroup() as rows:
-            for text in self._left():
-                await width.take()
-                rows.create_task(one(text))
+        try:
+            async with asyncio.TaskGroup() as rows:
+                for text in self._left():
+                    await width.take()
+                    rows.create_task(one(text))
+        except ExceptionGroup as failed:
+            if refused := next((each for each in failed.exceptions if isinstance(each, OSError)), None):
+                raise refused from None
+            raise
 
     def _left(self) -> Iterator[bytes]:
         with open(self._source, "rb") as lines:

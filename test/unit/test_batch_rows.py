@@ -1,6 +1,8 @@
 """Batches over a folder, without a server: what is done again, what expires, what is refused."""
 
 import asyncio
+import errno
+import io
 import json
 import os
 import sqlite3
@@ -15,11 +17,12 @@ from msgspec.structs import replace
 
 from rwkv_batch import batch as batch_command
 from rwkv_batch.batches import runner
-from rwkv_batch.batches.file_rows import NoAnswers, done_in
+from rwkv_batch.batches.file_rows import FileRows, NoAnswers, done_in
 from rwkv_batch.batches.lines import MOST_LINES, InputLine, check
 from rwkv_batch.batches.records import BatchRecord, RowResult, new_id
 from rwkv_batch.batches.runner import BatchRunner, RowReply, Width
 from rwkv_batch.batches.store import BatchesError, BatchStore, QuotaExceeded, file_of
+from rwkv_batch.processes.child import CannotStart
 
 URL = "/v1/completions"
 OVER = ("completed", "failed", "expired", "cancelled")
@@ -474,6 +477,46 @@ def test_a_file_that_has_no_answers_is_left_as_it_is(tmp_path: Path, contents: s
     with pytest.raises(NoAnswers, match="name another file"):
         done_in(output)
     assert output.read_text() == contents
+
+
+class FullDisk(io.StringIO):
+    """A file to which nothing can be written any more."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_disk_that_takes_no_answer_ends_a_file(tmp_path: Path):
+    source = tmp_path / "rows"
+    source.write_bytes(b"\n".join(map(request, range(3))))
+    rows = FileRows(source, 3, set(), FullDisk(), FullDisk())
+    with pytest.raises(OSError, match="No space left"):
+        asyncio.run(rows.run(Asked(), Width(lambda: 2), lambda: None))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "out cannot be written (No space left on device); make",
+        ),
+        (
+            CannotStart("engine", BlockingIOError(errno.EAGAIN, "No process")),
+            "error: engine: No process; raise",
+        ),
+    ],
+)
+def test_what_ends_a_file_of_requests_is_said_in_a_sentence(tmp_path: Path, monkeypatch, capsys, error, said):
+    source = tmp_path / "rows"
+    source.write_bytes(request(1))
+
+    def begin_engine(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(batch_command, "Child", begin_engine)
+    assert batch_command.main([str(source), str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_half_an_answer_is_taken_away(tmp_path: Path):

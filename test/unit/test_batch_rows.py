@@ -511,10 +511,10 @@ def test_what_ends_a_file_of_requests_is_said_in_a_sentence(tmp_path: Path, monk
     source = tmp_path / "rows"
     source.write_bytes(request(1))
 
-    def begin_engine(*_: object) -> None:
+    def fails() -> None:
         raise error
 
-    monkeypatch.setattr(batch_command, "Child", begin_engine)
+    monkeypatch.setattr(batch_command, "runtime_folder", fails)
     assert batch_command.main([str(source), str(tmp_path / "out")]) == 2
     assert said in capsys.readouterr().err
 

@@ -44,6 +44,22 @@ SHARED_BYTES = (1 << 30) + 2, 510  # which SQLite locks while a file is in use
 # What it keeps
 
 
+def test_a_backup_is_taken_while_it_is_written(path: Path, tmp_path: Path) -> None:
+    """As docs/sessions.md says it, by SQLite's own means; what comes later is not in it."""
+    with closing(Store(path)) as store:
+        store.model_id(MODEL, VOCABULARY)
+        (one,) = chain(1, [10])
+        put_all(store, one)
+        do(store, PutSession(session("a", one)))
+        with closing(sqlite3.connect(path)) as running, closing(sqlite3.connect(tmp_path / "backup")) as copy:
+            running.backup(copy)
+        do(store, PutSession(session("b", one)))
+        assert store.find_session("b") == session("b", one)
+    with closing(Store(tmp_path / "backup")) as restored:
+        assert restored.find_session("a") == session("a", one) and has(restored, one)
+        assert restored.find_session("b") is None
+
+
 def test_everything_outlives_the_process(path: Path) -> None:
     store = Store(path)
     model = store.model_id(MODEL, VOCABULARY)

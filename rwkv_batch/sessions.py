@@ -153,6 +153,8 @@ def opened(name: str, model: str, *, empty: bool = False) -> Iterator[Contents]:
 
 def copy(source: str, target: str, model: str) -> None:
     """Raises StoreError."""
+    if model and not (is_url(source) or is_url(target)):
+        raise StoreError("--model is for a database in PostgreSQL, and neither of these is; leave it out.")
     if not is_url(source) and not Path(source).exists():
         raise StoreError(f"There is no database {source}; name a file or a URL.")
     with ExitStack() as both:

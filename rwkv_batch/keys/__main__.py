@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import sqlite3
 import sys
 import time
+from contextlib import closing
 from datetime import date
 from pathlib import Path
 from typing import get_args
@@ -95,9 +97,11 @@ def _usage(options: argparse.Namespace) -> None:
     path = usage_file(options.file)
     found: list[Used] = []
     if Path(path).exists():
-        store = UsageStore(path)
-        found = store.read(options.key, options.start or FIRST_DAY, options.end or LAST_DAY)
-        store.close()
+        with closing(UsageStore(path)) as store:
+            try:
+                found = store.read(options.key, options.start or FIRST_DAY, options.end or LAST_DAY)
+            except sqlite3.Error as error:
+                raise KeysError(f"{path} cannot be read ({error}); move it away if it is damaged") from None
     if options.json:
         for used in found:
             print(json.dumps(used._asdict()))

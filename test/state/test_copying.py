@@ -153,3 +153,10 @@ def test_a_file_that_is_missing_or_in_use_is_refused(
     with closing(Store(path)):
         assert copy(path, postgres.url) == 1
     assert "in use by another server" in capsys.readouterr().err
+
+
+def test_a_model_of_two_files_is_refused(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert copy(path, target := tmp_path / "other.db", "--model", "m") == 1
+    assert "--model is for a database in PostgreSQL" in capsys.readouterr().err and not target.exists()

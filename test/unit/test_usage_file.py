@@ -14,8 +14,9 @@ from routes.callers import metering
 from routes.callers.caller import Caller
 from routes.callers.metering import Accounts
 from rwkv_batch.keys import records, usage
+from rwkv_batch.keys.__main__ import main
 from rwkv_batch.keys.records import Key, KeysError
-from rwkv_batch.keys.usage import UsageStore, usage_file
+from rwkv_batch.keys.usage import UsageStore, Used, usage_file
 
 
 @pytest.fixture
@@ -147,3 +148,15 @@ def test_a_usage_file_that_could_once_only_be_read_is_written_later(file, monkey
     only_read[0] = False
     (used,) = accounts.read_now("alice", "0000-00-00", "9999-99-99")
     assert used.prompt_tokens == 10
+
+
+def test_a_damaged_usage_file_is_said_in_a_sentence(file, capsys):
+    records.add(file, Key("alice", "", 0, 0.0))
+    store = UsageStore(path := usage_file(file))
+    store.add(Used("alice", f"model{number}", "2027-01-31", 1, 2, 0, 3) for number in range(500))
+    store.close()
+    data = bytearray(path.read_bytes())
+    data[8192:12288] = bytes(4096)
+    path.write_bytes(data)
+    assert main(["usage", str(file)]) == 2
+    assert f"error: {path} cannot be read (database disk image is malformed)" in capsys.readouterr().err

@@ -301,13 +301,14 @@ def test_no_more_models_are_loaded_than_there_are_streams_for(driver, files, mon
 def test_a_server_that_stops_stores_what_a_replaced_model_has(files, tmp_path, monkeypatch):
     driver = ChangingDriver("one", folder=tmp_path, token_log=False)
     driver.finish(driver.add("one", turn=SessionTurn(target="s")))
-    close = Member.close
+    close, over, waits = Member.close, threading.Event(), []
 
     def by_the_server(self):
         """Whoever loads the other model comes no further."""
-        return (
-            close(self) if threading.current_thread() is threading.main_thread() else threading.Event().wait()
-        )
+        if threading.current_thread() is threading.main_thread():
+            return close(self)
+        waits.append(threading.current_thread())
+        over.wait()
 
     monkeypatch.setattr(Member, "close", by_the_server)
     driver.change(LoadModel("l", str(files["two"]), "one"))
@@ -316,6 +317,10 @@ def test_a_server_that_stops_stores_what_a_replaced_model_has(files, tmp_path, m
     reply = again.ask(ListSessions("s"))
     assert isinstance(reply, CommandReply) and [s.key for s in reply.sessions] == ["s"]
     again.models.close()
+    over.set()
+    for thread in waits:
+        thread.join(60)  # a deadline
+        assert not thread.is_alive(), "it waits for models that are closed"
 
 
 class Evil:

@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -251,6 +252,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of the tests stay
     yield partial(Started, tmp_path)
     gc.unfreeze()
+    for thread in threading.enumerate():
+        if thread.name == "models":
+            thread.join(60)  # a deadline
+            assert not thread.is_alive(), "it waits for an engine that has ended"
 
 
 def loaded(folder: Path, name: str, file: str = "one.pth") -> LoadModel:

@@ -12,8 +12,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import ExitStack
+from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from threading import Thread
@@ -115,9 +115,15 @@ class ModelChanges:
     # In the thread
 
     def _work(self, key: RequestKey, work: Callable[[], None]) -> None:
+        with suppress(CancelledError):  # the loop has ended
+            self._answered(key, work)
+
+    def _answered(self, key: RequestKey, work: Callable[[], None]) -> None:
         event: Event
         try:
             return work()
+        except CancelledError:
+            raise
         except (CheckpointError, DeviceError, SamplerError, StoreError) as error:
             event = Rejected(key[1], "invalid", in_fields(str(error)))
         except Exception as error:
@@ -282,7 +288,10 @@ class ModelChanges:
             self._wake()
 
     def _on_loop(self, call: Callable[[], T]) -> T:
-        """The result of a call that the thread of the models makes between two steps."""
+        """The result of a call that the thread of the models makes between two steps.
+
+        Raises CancelledError if it makes no more calls.
+        """
         result: Future[T] = Future()
 
         def run() -> None:
@@ -291,7 +300,7 @@ class ModelChanges:
             except BaseException as error:
                 result.set_exception(error)
 
-        self._models.post(run)
+        self._models.post(run, result)
         self._wake()
         return result.result()
 

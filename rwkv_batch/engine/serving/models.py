@@ -7,9 +7,12 @@ models between two steps.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from threading import Event as Flag
 from threading import Lock
+from typing import Any
 
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.metrics.device_time import DeviceTime
@@ -88,7 +91,8 @@ class Models:
         self._touched = time.monotonic()  # when the device was last asked whether it works
         self._past: dict[str, Figures] = {}  # by name: what engines counted that have been replaced
         self._outbox: Outbox = []
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[tuple[Callable[[], None], Future[Any] | None]] = deque()
+        self._over = False  # no call is made any more
         # Of a name: what waits until the model has its database, or (True) until there is a model.
         self._held: dict[str, tuple[bool, list[tuple[RequestKey, Message]]]] = {}
 
@@ -171,14 +175,24 @@ class Models:
         """Send an event with those of the next `launch`."""
         self._outbox.append((key, event))
 
-    def post(self, call: Callable[[], None]) -> None:
-        """From any thread: make this call in the next `launch`."""
-        self._calls.append(call)
+    def post(self, call: Callable[[], None], result: Future[Any] | None = None) -> None:
+        """From any thread: make this call in the next `launch`. `result` is cancelled if none comes."""
+        self._calls.append((call, result))
+        if self._over:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        with suppress(IndexError):  # another thread may do the same
+            while True:
+                _, result = self._calls.popleft()
+                if result:
+                    result.cancel()
 
     def launch(self) -> Outbox:
         """The first half of a step of one model; see Engine.launch. Returns what is ready of all."""
         while self._calls:
-            self._calls.popleft()()
+            call, _ = self._calls.popleft()
+            call()
         events = self._outbox.copy()
         self._outbox.clear()
         if len(self._running) == 1:
@@ -246,9 +260,13 @@ class Models:
             self._shares.spent(turn, spent)
 
     def close(self) -> None:
-        """Store what is not stored yet."""
+        """Store what is not stored yet. Threads that wait for a call end."""
         for member in [*self._running, *self._ended]:
             member.close()
+        self._over = True
+        self._cancel()
+        for member in [*self._running, *self._ended]:
+            member.drained.set()
 
     # Changes
 

@@ -366,6 +366,11 @@ class StatePool:
         self.images.write_all(heads, self._tiers.image_now)
         self.store.close()
 
+    def close_soon(self, before: Callable[[], None]) -> None:
+        """Call `before` and close, on a thread of the pool, where nobody else has it. Waits for nothing."""
+        self._threads.copier.put(before)
+        self._threads.copier.put(self.close)
+
     # States
 
     @property

@@ -4,17 +4,18 @@ A step feeds every running row and draws its next token.
 
 `Engine` is also the offline API:
 
-    engine = Engine("rwkv7-g1-1.5b.pth")
-    for result in engine.generate(["User: hi\\n\\nAssistant:"], max_tokens=100):
-        print(result.text)
+    with Engine("rwkv7-g1-1.5b.pth") as engine:
+        for result in engine.generate(["User: hi\\n\\nAssistant:"], max_tokens=100):
+            print(result.text)
 """
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory
@@ -64,6 +65,9 @@ class Engine:
     memory. `progress` is called with (bytes read, bytes in all) while a checkpoint loads; `wake` is called,
     from any thread, when `busy` may have become true by itself. Raises checkpoint.CheckpointError,
     device.DeviceError, entries.StoreError.
+
+    With `with` it is closed at the end. One that is dropped is closed by a thread of its own, if the process
+    goes on for so long.
     """
 
     def __init__(
@@ -127,6 +131,9 @@ class Engine:
         self.commands = Commands(self.parts, turns, self.adapters, self._unqueued)
         self._arrivals = Arrivals(self.parts.pool, self._arrived, self._end)
         self._deferred: list[tuple[RequestKey, StopRequest | PauseRequest]] = []  # until there are rows
+        # Its threads do not know it, but they keep the pool, and with it the states.
+        self._dropped = weakref.finalize(self, _close_soon, self.adapters, self.pool)
+        self._dropped.atexit = False  # threads end with the process
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -302,8 +309,15 @@ class Engine:
         self.adapters.poll()
         return self.parts.rows.take()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Store what is not stored yet."""
+        """Store what is not stored yet, and end all threads. Idempotent."""
+        self._dropped.detach()
         self.grammars.close()
         self.masks.close()
         self.adapters.close()
@@ -354,3 +368,8 @@ class Engine:
                 self.parts.rows.answer(row, "length")
             ended = [RowDelta(row.number, "", 0, "length") for row in leading]
             self.parts.rows.emit(key, Progress(request.id, ended))
+
+
+def _close_soon(adapters: Adapters, pool: StatePool) -> None:
+    """Of an engine that nobody has any more: this thread may hold any lock, and waits for nothing."""
+    pool.close_soon(adapters.close)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from threading import Thread
+from threading import Thread, current_thread
 from typing import TypeVar
 
 from rwkv_batch.state.entries import SnapshotError, StoreError
@@ -40,9 +40,10 @@ class JobThread(Thread):
         self.put(partial(id, value))
 
     def close(self) -> None:
-        """Returns when all jobs are done."""
+        """Returns when all jobs are done; of itself, when all others are."""
         self._jobs.put(None)
-        self.join()
+        if self is not current_thread():
+            self.join()
 
     def run(self) -> None:
         while job := self._jobs.get():

@@ -455,8 +455,7 @@ class Supervisor:
         engines = {engine.child.process.sentinel: engine for engine in self._living}
         while frontends and (left := deadline - time.monotonic()) > 0:
             writers = [child.process.sentinel for child in self._databases.children]
-            left = left if self._databases.due is None else min(left, self._databases.due)
-            ready = set(wait([self._signals, *engines, *frontends, *writers], left))
+            ready = set(wait([self._signals, *engines, *frontends, *writers], self._databases.within(left)))
             self._databases.look(ready)
             if self._signals in ready:
                 log.warning("second signal: requests under way are cut off")
@@ -486,8 +485,8 @@ class Supervisor:
         waited = {child.process.sentinel for child in children}
         while waited and (left := deadline - time.monotonic()) > 0:
             writers = [child.process.sentinel for child in databases.children] if databases else []
-            left = min(left, databases.due or left) if databases else left
-            ready = set(wait([self._signals, *waited, *writers], left))
+            patience = databases.within(left) if databases else left
+            ready = set(wait([self._signals, *waited, *writers], patience))
             if self._signals in ready:
                 return
             if databases:

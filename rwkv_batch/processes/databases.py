@@ -50,6 +50,11 @@ class Databases:
         waiting = [known.due for known in self._known.values() if known.child is None]
         return max(0.0, min(waiting) - time.monotonic()) if waiting else None
 
+    def within(self, seconds: float) -> float:
+        """The time until `restart` does something, and at most so many seconds."""
+        due = self.due
+        return seconds if due is None else min(seconds, due)
+
     def need(self, path: str) -> None:
         """Start the process for this path, if there is none."""
         if path not in self._known:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -78,6 +79,17 @@ def test_one_that_ends_is_started_again_and_each_time_later(
     processes.end(code)
     due = processes.all.due
     assert processes.all.children == [] and due and due > 900
+
+
+def test_one_that_is_due_is_waited_for_no_longer(processes: Processes, monkeypatch) -> None:
+    """As where the time comes between a look and the next wait, which nothing else may end."""
+    monkeypatch.setattr(databases, "PAUSES", (1000.0,))
+    assert processes.all.within(30.0) == 30.0 and processes.first()
+    processes.end(1)
+    assert processes.all.within(30.0) == 30.0 and 0 < processes.all.within(2000.0) <= 1000.0
+    now = time.monotonic()
+    monkeypatch.setattr(databases.time, "monotonic", lambda: now + 1001.0)
+    assert processes.all.within(30.0) == 0.0
 
 
 def test_one_that_could_never_use_its_database_is_not_started_again(processes: Processes) -> None:

@@ -91,6 +91,12 @@ class Checkpoint:
         packed = {name: weight.on_meta() for name, weight in self.packed.items()}
         return replace(self, tensors=tensors, packed=packed)
 
+    @property
+    def has_numbers(self) -> bool:
+        """Whether it is more than `without_numbers` leaves of it."""
+        known = isinstance(self.tensors, dict)
+        return not (known and any(tensor.is_meta for tensor in self.tensors.values()))
+
     def start_state(self) -> Tensor | None:
         """The wkv `[layers, heads, 64 (value), 64 (key)]` fp32 before the first token; None: zero."""
         if "blocks.0.att.time_state" not in self.tensors:

@@ -39,8 +39,8 @@ def long_texts() -> dict[str, str]:
 
 
 @pytest.fixture
-def driver(tmp_path) -> Iterator[ChangingDriver]:
-    made = ChangingDriver("one", folder=tmp_path)
+def driver(tmp_path, files) -> Iterator[ChangingDriver]:
+    made = ChangingDriver("one", folder=tmp_path, files=files)
     yield made
     made.settle()
     made.models.close()

@@ -1,6 +1,7 @@
 """A driver of models that come and go."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from models_driver import OPTIONS, ModelsDriver
@@ -15,12 +16,16 @@ from rwkv_batch.wire.supervision import Serving
 class ChangingDriver(ModelsDriver):
     """A driver of models that come and go."""
 
-    def __init__(self, *names: str, folder: Path | None = None, **options) -> None:
+    def __init__(
+        self, *names: str, folder: Path | None = None, files: dict[str, Path] | None = None, **options
+    ) -> None:
+        """files: of which the models are, as far as they are read again."""
         super().__init__(*names, folder=folder, **options)
         database = str(folder / f"{names[0]}.db") if folder else None
         config = EngineConfig(**OPTIONS | {"state_db": database} | options)
         self.told: list[Serving] = []
-        configs = tuple(config for _ in names)
+        paths = {name: str(path) for name, path in (files or {}).items()}
+        configs = tuple(replace(config, model_path=paths.get(name)) for name in names)
         self.changes = ModelChanges(self.models, configs, self.told.append, self.woken.set)
         self.holding: list[str] = []  # names of models that take no more requests, until another one does
         hold, self.models.hold = self.models.hold, lambda name: self.holding.append(name) or hold(name)

@@ -77,7 +77,7 @@ class ModelChanges:
         self._models, self._configs, self._announce, self._wake = models, configs, announce, wake
         self._hosts = len(configs) * configs[0].replicas
         served = zip((info.model for info in models.infos), configs, strict=True)
-        self._databases = {name: (config.state_db, config.state_model) for name, config in served}
+        self._loaded = dict(served)  # how the model of a name was loaded last
         self._under_way = ""  # what is changed now
         self._ending: Member | None = None  # what was replaced, while it ends
         self._waiting: deque[tuple[RequestKey, LoadModel | RemoveModel]] = deque()  # until it has
@@ -134,8 +134,7 @@ class ModelChanges:
 
     def _load(self, key: RequestKey, name: str, command: LoadModel) -> None:
         config = further_model(self._configs[0], command.path, name)
-        own = config.state_db, config.state_model
-        database, state_model = self._databases.get(name, own)
+        last = self._loaded.get(name, config)
         has_format = packed_file.format_of(command.path)
         config = replace(
             config,
@@ -146,8 +145,8 @@ class ModelChanges:
             adapter_scaling=command.adapter_scaling,
             adapter_init=command.adapter_init or None,
             mole_router=command.mole_router,
-            state_db=database,
-            state_model=state_model,
+            state_db=last.state_db,
+            state_model=last.state_model,
         )
         with loading_bar(name) as bar:
 
@@ -169,7 +168,7 @@ class ModelChanges:
             log.warning("%s %s", notes[-1], refusal)
             in_place = True
             self._build_in_place(old, name, weights, config, command.defaults)
-        self._databases[name] = database, state_model
+        self._loaded[name] = config
         log.info("%s is served now (%s, fingerprint %s)", name, weights.name, weights.fingerprint)
         self._ending = None if in_place else old
         self._under_way = f"The model that {name} has replaced is still running rows" if self._ending else ""
@@ -214,6 +213,8 @@ class ModelChanges:
             return self._on_loop(partial(self._models.take_over, name, engine))
         self._free()
         try:
+            if not before.has_numbers:  # a model on a CPU has packed them
+                before = load_weights(None, self._loaded[name], None)
             engine = self._build(before, config, old.info.defaults)
         except Exception:
             self._on_loop(partial(self._models.abandon, name))

@@ -22,7 +22,8 @@ END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
 UNUSUAL = (b"transfer-encoding", b"multipart/", b"\nupgrade", b"\nexpect")
 LENGTH = b"\ncontent-length"
 REQUEST = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-~]+) HTTP/1\.([01])")
-BEGINNING = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?: [^\n]*(?:\n|$)|$)")  # of a head that is not complete
+# Of a head that is not complete. It is looked at each time that more comes, which may be a byte, so not far.
+BEGINNING = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}(?: |$)")
 BEGINS = re.compile(REQUEST.pattern + rb"\r?\n")
 FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
 # Of the connection and not of the request, or written anew.

@@ -99,6 +99,13 @@ def test_chunks_become_a_body_with_a_length(seed: int):
     assert b"content-length: %d" % len(body) in head and b"x-a: \xe9" in head and b"ransfer" not in head
 
 
+def test_what_comes_byte_by_byte_is_refused_once_it_can_be_no_request():
+    """Not at the end of the longest head: what has come is looked at for each byte."""
+    method, path = [b"G"] * 256, [b"a"] * 10_000
+    assert read(*method, b" ", b"/", *path) == b"", "it may be one"
+    assert b"no request of HTTP" in read(*method, b"G")
+
+
 def test_a_connection_may_go_on_in_another_version():
     old = sized(b"{}", b"Connection: keep-alive", version="HTTP/1.0")
     got = read(old + request(b"2\r\n{}\r\n0\r\n\r\n", b"Transfer-Encoding: chunked"))

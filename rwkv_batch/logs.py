@@ -4,6 +4,10 @@ import json
 import logging
 import time
 
+import msgspec
+
+_ENCODER = msgspec.json.Encoder(enc_hook=str)
+
 
 class LineFormatter(logging.Formatter):
     """Lines as logging writes them, for which the time is made once a second."""
@@ -25,10 +29,11 @@ class JsonFormatter(logging.Formatter):
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
+        self._written = 0, ""  # a second and its text
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
-            "time": _when(record.created),
+            "time": self._when(record.created),
             "level": record.levelname,
             "process": self._process,
             "message": record.getMessage(),
@@ -37,7 +42,18 @@ class JsonFormatter(logging.Formatter):
             line |= fields()
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        try:
+            return msgspec.json.format(_ENCODER.encode(line), indent=0).decode()
+        except (UnicodeEncodeError, OverflowError):  # of a string that is no text, or a very large number
+            return json.dumps(line, ensure_ascii=False, default=str)
+
+    def _when(self, seconds: float) -> str:
+        """A time in the form of RFC 3339, with milliseconds."""
+        second, text = self._written
+        if (now := int(seconds)) != second:
+            text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+            self._written = now, text
+        return f"{text}.{int(seconds * 1000) % 1000:03d}Z"
 
 
 def begin_logging(level: str, form: str = "text", process: str = "") -> None:
@@ -47,9 +63,3 @@ def begin_logging(level: str, form: str = "text", process: str = "") -> None:
     lines = LineFormatter(f"%(asctime)s %(levelname)s{who} %(message)s")
     for handler in logging.getLogger().handlers:
         handler.setFormatter(JsonFormatter(process or "frontend") if form == "json" else lines)
-
-
-def _when(seconds: float) -> str:
-    """A time in the form of RFC 3339, with milliseconds."""
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return f"{whole}.{int(seconds * 1000) % 1000:03d}Z"

@@ -19,6 +19,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rwkv_batch.audit.lines import FIRST, AuditError, previous_hash
 from rwkv_batch.disk.syncing import sync
 
@@ -144,9 +146,7 @@ class AuditLog:
         data, last = bytearray(), self._last
         for entry in entries:
             gap = {"lost": lost} if lost else {}
-            line = json.dumps(
-                entry | gap | {"previous": last}, ensure_ascii=False, separators=(",", ":")
-            ).encode(errors="backslashreplace")
+            line = _line(entry | gap | {"previous": last})
             data += line + b"\n"
             last, lost = sha256(line).hexdigest(), 0
         try:
@@ -188,6 +188,15 @@ class AuditLog:
             tail, size = tail[: tail.rfind(b"\n") + 1], whole
         lines = tail.splitlines()
         return size, sha256(lines[-1]).hexdigest() if lines else FIRST
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    """Without the end of the line."""
+    try:
+        return msgspec.json.encode(entry)
+    except UnicodeEncodeError:  # a string that is no text
+        text = json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
+        return text.encode(errors="backslashreplace")
 
 
 def _before_hole(data: bytes) -> int:

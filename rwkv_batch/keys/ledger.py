@@ -17,8 +17,8 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +78,6 @@ class Ledger:
     def __init__(self, path: str | Path) -> None:
         # A handler that the garbage collector finds ends its job in the running thread, which may be in here.
         self._threads = threading.RLock()
-        self._holds = False  # the lock of the file
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             os.posix_fallocate(self._file, 0, SIZE)  # written as memory: without room a page ends the process
@@ -88,6 +87,7 @@ class Ledger:
                 f"{path}, where limits are counted, cannot be written ({error.strerror}); make room, or put "
                 "the file of --keys into a folder that the server may write to"
             ) from None
+        self._counts = _LedgerLock(self._file, self._threads)  # of all but rows that run
         self._cells = (ctypes.c_int64 * (SIZE // 8)).from_buffer(self._memory)
         self._holder = self._claim(path)
 
@@ -95,7 +95,7 @@ class Ledger:
         """Count a request of so many rows, which run until `release`. Raises OverLimit, TooManyRows."""
         if key.rows is not None and rows > key.rows:
             raise TooManyRows(f"The request has {rows} rows and its key may have {key.rows} at once.")
-        with self._locked():
+        with self._counts:
             at, now = self._at(key), time.monotonic_ns()
             self._refuse_over(key, at, now)
             if key.rows is not None and (running := self._running(key.place, key.rows - rows)) > (
@@ -125,7 +125,7 @@ class Ledger:
 
     def spend(self, tokens: Iterable[tuple[Key, int]]) -> None:
         """Tokens that keys have had since the last call."""
-        with self._locked():
+        with self._counts:
             for key, count in tokens:
                 at = self._at(key)
                 self._cells[at + TOKENS] += count
@@ -182,7 +182,7 @@ class Ledger:
         for holder, each in enumerate(places):
             if self._cells[each] and holder != self._holder and self._try_lock(holder):
                 self._clear(holder)
-                self._lock(fcntl.F_UNLCK, 1 + holder)
+                _lock(self._file, _flock(fcntl.F_UNLCK, 1 + holder))
         return sum(self._cells[each] for each in places)
 
     def _claim(self, path: str | Path) -> int:
@@ -190,7 +190,7 @@ class Ledger:
         for holder in range(HOLDERS):
             if self._try_lock(holder):
                 self._clear(holder)
-                with self._locked():
+                with self._counts:
                     self._cells[0] = max(self._cells[0], holder + 1)
                 return holder
         raise KeysError(f"{path} is shared by {HOLDERS} front ends, and no more fit; start fewer --frontends")
@@ -202,32 +202,53 @@ class Ledger:
     def _place_of(self, holder: int, place: int) -> int:
         return HELD + holder * MOST_KEYS + place
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with self._threads:
-            if self._holds:
-                yield
-                return
-            self._holds = True
-            try:
-                self._lock(fcntl.F_WRLCK, 0, wait=True)
-                yield
-            finally:
-                self._lock(fcntl.F_UNLCK, 0)
-                self._holds = False
-
     def _try_lock(self, holder: int) -> bool:
         try:
-            self._lock(fcntl.F_WRLCK, 1 + holder)
+            _lock(self._file, _flock(fcntl.F_WRLCK, 1 + holder))
         except BlockingIOError:
             return False
         return True
 
-    def _lock(self, kind: int, byte: int, wait: bool = False) -> None:
-        """Of this opening of the file, which ends with the process. Raises BlockingIOError."""
-        what = struct.pack(FLOCK, kind, os.SEEK_SET, byte, 1, 0)
-        if _fcntl(self._file, fcntl.F_OFD_SETLK, what) < 0:  # another process has it, or there is an error
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, what)
+
+class _LedgerLock:
+    """The lock of the whole file, for one thread of one process at a time, which may take it again."""
+
+    def __init__(self, file: int, threads: threading.RLock) -> None:
+        self._file, self._threads = file, threads
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._threads.acquire()
+        self._depth += 1
+        if self._depth > 1:
+            return
+        try:
+            _lock(self._file, TAKEN, wait=True)
+        except BaseException:
+            self._depth -= 1
+            self._threads.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._depth == 1:
+                _lock(self._file, FREE)
+        finally:
+            self._depth -= 1
+            self._threads.release()
+
+
+def _flock(kind: int, byte: int) -> bytes:
+    return struct.pack(FLOCK, kind, os.SEEK_SET, byte, 1, 0)
+
+
+TAKEN, FREE = _flock(fcntl.F_WRLCK, 0), _flock(fcntl.F_UNLCK, 0)
+
+
+def _lock(file: int, what: bytes, wait: bool = False) -> None:
+    """Of this opening of the file, which ends with the process. Raises BlockingIOError."""
+    if _fcntl(file, fcntl.F_OFD_SETLK, what) < 0:  # another process has it, or there is an error
+        fcntl.fcntl(file, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, what)
 
 
 def _standing(limit: int | None, used: int, reset: float) -> Standing | None:

@@ -45,6 +45,13 @@ def test_each_line_has_the_hash_of_the_one_before(file):
     assert check(file) == (3, hashlib.sha256(lines[-1]).hexdigest())
 
 
+def test_a_string_that_is_no_text_stands_in_its_line(file):
+    write(file, "a", "\ud800", "ü\u2028\n")
+    ids = [json.loads(line)["id"] for line in file.read_bytes().split(b"\n")[:-1]]
+    assert ids == ["a", "\ud800", "ü\u2028\n"]
+    assert check(file)[0] == 3
+
+
 def test_several_that_write_at_once_make_one_chain(file):
     logs = [AuditLog(file) for _ in range(3)]
 

@@ -117,11 +117,15 @@ async def content(front: Frontend, http: HttpRequest) -> HttpResponse:
     store = open_folder(front, http)
     file = find(store, http, id_in_path(http, "/files/"))
     path = store.path(file.id)
-    if file.bytes <= IN_PIECES or http.note.old:
-        return file_response(http, await asyncio.to_thread(path.read_bytes), file.filename)
+    try:
+        if file.bytes <= IN_PIECES or http.note.old:
+            return file_response(http, await asyncio.to_thread(path.read_bytes), file.filename)
+        pieces = FilePieces(path)
+    except FileNotFoundError:  # it has been deleted since
+        raise not_there(file.id) from None
     head = file_response(http, b"", file.filename)
     headers = Headers(dict(head.headers.to_dict()))
-    return StreamingResponse(FilePieces(path), 200, headers, "application/octet-stream")  # type: ignore[arg-type]
+    return StreamingResponse(pieces, 200, headers, "application/octet-stream")  # type: ignore[arg-type]
 
 
 class FilePieces:
@@ -144,8 +148,13 @@ def find(store: BatchStore, http: HttpRequest, name: str, param: str | None = No
     """The file of that id, if the client may see it. Raises ApiError 404."""
     file = store.file(name)
     if file is None or seen_by(http) not in (None, file.owner):
-        raise ApiError(404, f"There is no file {name[:100]}; it was deleted, or has expired.", param)
+        raise not_there(name, param)
     return file
+
+
+def not_there(name: str, param: str | None = None) -> ApiError:
+    """The 404 for a file of that id."""
+    return ApiError(404, f"There is no file {name[:100]}; it was deleted, or has expired.", param)
 
 
 def described(file: StoredFile) -> FileObject:

@@ -3,12 +3,15 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from frontend_process import FrontendProcess
 from robyn import Headers, StreamingResponse
 
 from routes import batching, table
+from routes.batches.files import IN_PIECES
 from routes.http.replies import Reply
 from routes.http.stream import SlowJson
 from routes.translate.errors import deepl_shape
@@ -86,3 +89,14 @@ def test_a_row_that_is_cancelled_ends_in_the_engine_too(monkeypatch):
     with pytest.raises(asyncio.CancelledError):
         answered(monkeypatch, Waiting(REQUEST, cancel), then)
     assert cancelled == ["a"]
+
+
+@pytest.mark.parametrize("size", [10, IN_PIECES + 1])
+def test_a_file_that_is_deleted_while_it_is_asked_for_is_not_there(tmp_path: Path, size: int):
+    """Its row has been read, and then its contents are gone."""
+    with FrontendProcess(batch_dir=str(tmp_path)) as front:
+        sent = {"file": ("rows.jsonl", b"\n" * size)}
+        file = front.http.post("/v1/files", files=sent, data={"purpose": "batch"}).json()["id"]
+        (tmp_path / file).unlink()
+        reply = front.http.get(f"/v1/files/{file}/content")
+        assert reply.status_code == 404 and file in reply.json()["error"]["message"], reply.text

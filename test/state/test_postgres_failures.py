@@ -35,6 +35,7 @@ from rwkv_batch.state.entries import (
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.log.protocol import Wanted
 from rwkv_batch.state.log.refreshing import Refresher
+from rwkv_batch.state.postgres import connection
 from rwkv_batch.state.postgres.connection import Database, Outage, PostgresConnection, with_waits
 from rwkv_batch.state.postgres.copying import PostgresContents
 from rwkv_batch.state.postgres.schema import schema_of, settings
@@ -138,6 +139,29 @@ def test_who_must_not_wait_leaves_it_to_others_to_look_whether_the_database_is_b
         with pytest.raises(StoreAway):
             hasty.run(lambda db: None, waits=False)
         assert other.asked and errors
+
+
+class SlowLock:
+    """One that `first` has before whoever asks for it next."""
+
+    first: Callable[[], object] | None = None
+
+    def __enter__(self) -> None:
+        first, SlowLock.first = SlowLock.first, None
+        if first:
+            first()
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_the_end_of_an_outage_that_two_see_at_once_is_said_once(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(connection, "Lock", SlowLock)
+    caplog.set_level("INFO")
+    outage = Outage(30.0)
+    assert not outage.lasts(OSError("it is away"))
+    SlowLock.first = outage.ended
+    outage.ended()
+    assert len([each for each in caplog.messages if "reached again" in each]) == 1
 
 
 def test_what_costs_each_connection_fails_though_others_are_answered(postgres: PostgresServer) -> None:

@@ -89,10 +89,12 @@ class Outage:
     def ended(self) -> None:
         """Something has worked."""
         self.has_been_reached = True
-        if self._since is not None:
-            with self._lock:
-                seconds, self._since = time.monotonic() - (self._since or 0.0), None
-            log.info("The database is reached again, after %.1f s.", seconds)
+        if self._since is None:
+            return
+        with self._lock:
+            since, self._since = self._since, None
+        if since is not None:  # else another caller has seen it meanwhile
+            log.info("The database is reached again, after %.1f s.", time.monotonic() - since)
 
 
 class Renew(Exception):

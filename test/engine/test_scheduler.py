@@ -40,7 +40,7 @@ def test_rows_wait_in_order_and_take_slots_as_they_fall_free():
 def test_a_request_that_does_not_fit_the_queue_is_refused_whole():
     scheduler = Scheduler(max_rows=1, prefill_tokens=64, max_waiting=2)
     scheduler.add([row(1), row(1), row(1)])  # one slot is free and two may wait
-    with pytest.raises(QueueFull):
+    with pytest.raises(QueueFull, match="at most 3 rows that may wait now 3 do"):
         scheduler.add([row(1)])
     scheduler.admit()
     assert len(scheduler.waiting) == 2
@@ -80,7 +80,8 @@ def test_rows_of_one_session_run_one_after_the_other():
         scheduler.add([turn])
     scheduler.add([other])
     assert scheduler.admit() == [first, other]
-    with pytest.raises(QueueFull):  # turns that wait for their session wait like others
+    # Turns that wait for their session wait like others.
+    with pytest.raises(QueueFull, match="at most 4 rows that may wait now 2 do, and the request has 3"):
         scheduler.add([row(1), row(1), row(1)])
     scheduler.drop(lambda r: r is second)
     release(scheduler, first)

@@ -71,10 +71,11 @@ class Scheduler:
                 f"{self.max_waiting + self.max_rows} at once; send fewer prompts."
             )
         waiting = self._ahead_of(rows) + sum(map(len, self.queues.values()))
-        if limited and count > self.max_waiting + self._room - waiting:
+        most = self.max_waiting + self._room  # those that free slots are for wait until the next step
+        if limited and count > most - waiting:
             raise QueueFull(
-                f"{waiting} rows wait already and {count} more do not fit into the queue of "
-                f"{self.max_waiting}"
+                f"of at most {most} rows that may wait now {waiting} do, and the request has {count}; try "
+                "again in a moment"
             )
         self._stalled = False
         for row in rows:

@@ -151,7 +151,7 @@ def _choose_defaults(options: argparse.Namespace) -> None:
 def _choose_cluster(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """What servers that share a database have to know of each other."""
     store = options.image_store or ""
-    if "://" in store and not is_url(options.state_db):
+    if store and not is_url(options.state_db):
         parser.error(f"--image-store {store} is for servers that share a database; name one with --state-db")
     if options.cluster_secret is None:
         if options.cluster_address is not None:

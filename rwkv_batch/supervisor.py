@@ -23,7 +23,7 @@ from rwkv_batch.ops.cuda.context import pci_address, prepare_context
 from rwkv_batch.ops.torch_libraries import loading_libraries
 from rwkv_batch.processes.announcing import announce
 from rwkv_batch.processes.changes import ChangeQueue
-from rwkv_batch.processes.child import REFUSED, Child, LaterStarts, end_all
+from rwkv_batch.processes.child import FAILED, REFUSED, Child, LaterStarts, end_all
 from rwkv_batch.processes.cores import stay_near
 from rwkv_batch.processes.databases import Databases
 from rwkv_batch.processes.engines import EngineProcess
@@ -300,9 +300,9 @@ class Supervisor:
             self._lose(engine)
             return None
         match message:
-            case LoadFailure(message=sentence):
+            case LoadFailure(message=sentence, passes=passes):
                 if not self._began:
-                    return refuse(sentence)
+                    return refuse(sentence, FAILED if passes else REFUSED)
                 # It ends now, and is started again: what it lacks may be there soon, as open files.
                 log.error("%s: %s", engine.name, sentence)
             case DatabaseNeeded(path=path):
@@ -498,7 +498,7 @@ class Supervisor:
         self._kept = end_all([*self._frontends, *engines, *self._databases.children], KILLED_WITHIN)
 
 
-def refuse(message: str) -> int:
-    """Say why the server does not start; the exit code, for which nothing starts it again."""
+def refuse(message: str, code: int = REFUSED) -> int:
+    """Say why the server does not start; the exit code. For REFUSED nothing starts it again."""
     print(f"error: {message}", file=sys.stderr)
-    return 2
+    return code

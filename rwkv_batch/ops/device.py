@@ -40,6 +40,8 @@ def find_device(name: str) -> torch.device:
         raise DeviceError(
             f"--device {name} is not there: torch sees {torch.cuda.device_count()} GPUs; use --device cpu"
         )
+    if device.type == "cpu" and device.index:
+        raise DeviceError(f"--device {name} is not there: all cores are one device; use --device cpu")
     if device.type not in ("cpu", "cuda"):
         raise DeviceError(f"--device {name} is not supported; use auto, cpu, cuda or cuda:1")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device

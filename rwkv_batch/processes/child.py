@@ -11,6 +11,7 @@ from multiprocessing.connection import wait
 from threading import Thread
 
 START_AGAIN = 1.0  # seconds until it is tried again to start a process where there can be none
+FAILED = 1  # the exit code of what may work when it is started again
 REFUSED = 2  # the exit code of what cannot do its work, for which nothing starts it again
 
 log = logging.getLogger(__name__)

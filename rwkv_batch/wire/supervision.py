@@ -144,6 +144,7 @@ class Stop(Struct, frozen=True):
 
 
 class LoadFailure(Struct, frozen=True):
-    """The model cannot be served; one sentence says why."""
+    """The model cannot be served; one sentence says why. passes: whether that may be otherwise soon."""
 
     message: str
+    passes: bool = False

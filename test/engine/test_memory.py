@@ -41,6 +41,20 @@ def runner():
     return TorchRunner(tiny(), [torch.device("cpu")], torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("gpu", "is no device"),
+        ("mps", "is not supported"),
+        ("cuda:77", "is not there"),
+        ("cpu:1", "all cores are one device"),
+    ],
+)
+def test_a_device_that_cannot_be_had_is_named(name, why):
+    with pytest.raises(DeviceError, match=f"--device {name} .*{why}"):
+        device.find_device(name)
+
+
 def rows_offered(ask: Callable[[], object]) -> int:
     """The number of rows that the refusal of `ask` names. Nothing of what was refused stays in memory."""
     with pytest.raises(DeviceError) as refused:

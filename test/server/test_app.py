@@ -148,6 +148,17 @@ def test_a_database_that_cannot_be_made_is_named(tmp_path: Path):
     assert str(tmp_path / "no" / "such") in done.stderr and "Traceback" not in done.stderr
 
 
+def test_a_start_for_which_a_shared_database_is_away_may_be_repeated(tmp_path: Path):
+    """It may be there soon, as where both machines were started together; a wrong flag stays wrong (2)."""
+    pytest.importorskip("psycopg")
+    options = ["--state-db", "postgresql://nobody@127.0.0.1:1/x", "--db-patience", "0", "--device", "cpu"]
+    done = app(*options, "--image-store", str(tmp_path / "states"), "--port", str(free_port()), tmp=tmp_path)
+    assert done.returncode == 1
+    assert (
+        "error: The database of sessions cannot be reached" in done.stderr and "Traceback" not in done.stderr
+    )
+
+
 def test_a_database_of_a_running_server_is_named(server: Server, tmp_path: Path):
     """It is known by another name of its file, and the running server goes on."""
     link = tmp_path / "link.db"

@@ -155,7 +155,7 @@ def test_models_have_tables_of_their_own(postgres: PostgresServer, tmp_path: Pat
     [
         ("postgresql://ben:geheim@[::1", "The URL of the database is not understood"),
         ("postgresql://ben:geheim@127.0.0.1:1/x", "cannot be reached"),
-        ("postgresql://ben:geheim@127.0.0.1/x?sslmode=maybe", "cannot be reached"),
+        ("postgresql://ben:geheim@127.0.0.1/x?sslmode=maybe", "cannot be used"),
     ],
 )
 def test_what_cannot_be_reached_is_said_without_its_password(
@@ -163,12 +163,14 @@ def test_what_cannot_be_reached_is_said_without_its_password(
 ) -> None:
     with caplog.at_level(logging.DEBUG), pytest.raises(StoreError, match=sentence) as refused:
         PostgresStore(url, tmp_path, patience=0 if "127.0.0.1:1" in url else 1e9)
+    assert isinstance(refused.value, StoreAway) == (sentence == "cannot be reached")
     assert "geheim" not in str(refused.value) + caplog.text
 
 
 def test_a_database_that_refuses_a_server_is_not_waited_for(postgres: PostgresServer, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match='role "nobody"'):
+    with pytest.raises(StoreError, match='role "nobody"') as refused:
         PostgresStore(postgres.url.replace("postgres@", "nobody@"), tmp_path, patience=1e9)
+    assert not isinstance(refused.value, StoreAway)
 
 
 def test_without_psycopg_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,6 +275,7 @@ def test_other_servers_reach_this_one_where_it_listens(secret, flags, address):
         (("SECRET",), "name one with --state-db"),
         ((*SHARED, "--cluster-address", "a:1"), "give --cluster-secret-file"),
         (("--image-store", "s3://bucket"), "name one with --state-db"),
+        (("--image-store", "states"), "name one with --state-db"),
     ],
 )
 def test_what_servers_cannot_share_is_refused(secret, flags, sentence, capsys):

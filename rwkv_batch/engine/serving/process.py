@@ -38,7 +38,7 @@ from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.runner.loading import load_model, loading_bar
 from rwkv_batch.sampling.flashinfer import SamplerError
-from rwkv_batch.state.entries import StoreError
+from rwkv_batch.state.entries import DiskFailed, StoreAway, StoreError
 from rwkv_batch.text import grammars
 from rwkv_batch.wire.codec import ToEngine, decode_to_engine, encode, id_of
 from rwkv_batch.wire.commands import LoadModel, RemoveModel
@@ -88,7 +88,9 @@ def run(
         shared = _shared_databases(configs[0].databases, control)
         models = Models(_load(configs, wake, shared))
     except (CheckpointError, DeviceError, SamplerError, StoreError) as error:
-        control.send(LoadFailure(str(error)))
+        # A disk that is full or fails is left to the operator, as what starts the server again cannot help.
+        passes = isinstance(error, StoreAway) and not isinstance(error, DiskFailed)
+        control.send(LoadFailure(str(error), passes))
         sys.exit(2)
     except RuntimeError as error:
         if NO_THREAD not in str(error):

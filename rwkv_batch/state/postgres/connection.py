@@ -24,6 +24,7 @@ T = TypeVar("T")
 Database = psycopg.Connection[tuple[Any, ...]]
 
 AWAY = "The database of sessions cannot be reached; try again later."
+REFUSED = "The database of sessions cannot be used ({}); look at the URL of --state-db and at its role."
 TRY_AGAIN = 0.2  # seconds between attempts to connect
 # What libpq waits for by default is longer than an outage may last.
 WAITS: dict[str, str | int] = {
@@ -153,7 +154,9 @@ class PostgresConnection:
                     continue
                 deadline = deadline or time.monotonic() + self.patience
                 lasts = self._outage.lasts(error) or time.monotonic() >= deadline
-                if lasts or not waits or self._closed or self._is_refused(error):
+                if self._is_refused(error):
+                    raise StoreError(REFUSED.format(one_line(error))) from None
+                if lasts or not waits or self._closed:
                     # Where it has been reached clients get the sentence, and the reason is for the log alone.
                     reason = "" if self._outage.has_been_reached else f" ({one_line(error)})"
                     raise StoreAway(AWAY.replace(";", f"{reason};")) from None

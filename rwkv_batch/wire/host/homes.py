@@ -25,7 +25,7 @@ LOCK_PAUSE = 0.0002
 
 # An entry, from its highest bits: 32 of the session's hash, 8 of its engine's number and 1, 24 of the span in
 # which it was used last. 0: empty. Two sessions of one hash have one engine, which is no harm.
-SPAN_BITS, ENGINE_BITS = 24, 8
+SPAN_BITS, ENGINE_BITS, TAG_AT = 24, 8, 32
 MOST_ENGINES = (1 << ENGINE_BITS) - 1
 
 Lock = Callable[[], AbstractContextManager[bool]]  # whether it is held inside
@@ -64,7 +64,9 @@ class Homes:
         memory = bytearray(size_for(engines)) if memory is None else memory
         # The span up to which is counted; each engine's sessions by the span of their last use; the sets.
         self._words = (c_uint64 * (size_for(engines) // 8)).from_buffer(memory)
-        self._engines, self._lock, self._clock = engines, lock, clock
+        self._sets = 1 + engines * SPANS  # where they begin
+        self._counts = range(1, self._sets, SPANS)  # where those of each engine do
+        self._lock, self._clock = lock, clock
 
     def find(self, session: str) -> int | None:
         """Its engine, if one is noted. The session counts as used now."""
@@ -88,25 +90,20 @@ class Homes:
                 return _engine(entry)
             now = self._go_on()
             engine = choose([sum(self._words[each : each + SPANS]) for each in self._counts])
-            self._put(place, hash_of(session) >> 32, engine, now)
+            self._put(place, hash_of(session) >> TAG_AT, engine, now)
             return engine
 
     @property
     def _now(self) -> int:
         return int(self._clock() / SPAN_SECONDS)
 
-    @property
-    def _counts(self) -> range:
-        """Where those of each engine begin."""
-        return range(1, 1 + self._engines * SPANS, SPANS)
-
     def _entry(self, session: str) -> tuple[int, int]:
         """Where the session is, and its entry; of one that is not there, where it comes, and 0."""
         whole = hash_of(session)
-        first = 1 + self._engines * SPANS + whole % SETS * WAYS
+        tag, first = whole >> TAG_AT, self._sets + whole % SETS * WAYS
         ways = self._words[first : first + WAYS]
         for way, entry in enumerate(ways):
-            if entry and entry >> SPAN_BITS + ENGINE_BITS == whole >> 32:
+            if entry >> TAG_AT == tag and entry:
                 return first + way, entry
         oldest = min(range(WAYS), key=lambda way: (ways[way] != 0, _span(ways[way])))
         return first + oldest, 0
@@ -116,14 +113,14 @@ class Homes:
         with self._lock() as held:
             place, entry = self._entry(session)
             if held and entry:
-                self._put(place, entry >> SPAN_BITS + ENGINE_BITS, _engine(entry), self._go_on())
+                self._put(place, entry >> TAG_AT, _engine(entry), self._go_on())
 
     def _put(self, place: int, tag: int, engine: int, now: int) -> None:
         """Write an entry in place of another one."""
         if before := self._words[place]:
             self._count(_engine(before), _span(before), -1)
         self._count(engine, now, 1)
-        self._words[place] = tag << SPAN_BITS + ENGINE_BITS | (engine + 1) << SPAN_BITS | now
+        self._words[place] = tag << TAG_AT | (engine + 1) << SPAN_BITS | now
 
     def _count(self, engine: int, span: int, change: int) -> None:
         if span > self._words[0] - SPANS:

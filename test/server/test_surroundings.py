@@ -107,3 +107,25 @@ def test_too_few_files_are_a_sentence():
     assert server.process.wait(START_SECONDS) == 2
     (line,) = server.log().splitlines()
     assert "64 files" in line and "ulimit -n" in line
+
+
+def test_a_database_that_is_moved_away_takes_no_turns_until_it_is_back(tmp_path: Path):
+    """They would be gone at the next start."""
+    file, aside = tmp_path / "sessions.db", tmp_path / "aside.db"
+    server = Server("--device", "cpu", "--frontends", "1", "--state-db", str(file))
+
+    def turn() -> httpx.Response:
+        body = PROMPT | {"session_id": "a"}
+        return httpx.post(server.url + "/state/chat/completions", json=body, timeout=60)
+
+    try:
+        assert turn().status_code == 200
+        file.rename(aside)
+        refused = turn()
+        assert refused.status_code == 503 and "moved or deleted" in refused.text
+        assert answers(server)
+        aside.rename(file)
+        assert turn().status_code == 200
+    finally:
+        assert server.stop() == 0, server.log()
+    assert "sessions.db has been moved or deleted while it is in use" in server.log()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from stores import do, next_turn, put_all, session
 
-from rwkv_batch.state.entries import PutSession, StoreDocument, StoreError
+from rwkv_batch.state.entries import PutSession, StoreAway, StoreDocument, StoreError
 from rwkv_batch.state.log.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -279,3 +279,28 @@ def test_a_system_without_locks_of_open_files_keeps_the_lock_beside(tmp_path, mo
         Store(tmp_path / "sessions.db")
     first.close()
     Store(tmp_path / "sessions.db").close()
+
+
+@pytest.mark.parametrize("change", ["moved", "deleted", "replaced"])
+def test_what_would_be_written_to_a_file_without_its_name_is_refused(change: str, tmp_path: Path) -> None:
+    """It would be acknowledged, and gone at the next start. Where it is put back, all goes on."""
+    path, aside = tmp_path / "s.db", tmp_path / "aside.db"
+    store = Store(path)
+    document = [[StoreDocument("d a", 1.0, b"a")]]
+    store.commit(document)
+    if change == "deleted":
+        aside.hardlink_to(path)
+        path.unlink()
+    else:
+        path.rename(aside)
+    if change == "replaced":
+        path.write_bytes(aside.read_bytes())
+    words = "replaced by another file" if change == "replaced" else "moved or deleted"
+    with pytest.raises(StoreAway, match=f"{words} while it is in use.*put it back, or start"):
+        store.commit([[StoreDocument("d b", 1.0, b"b")]])
+    aside.replace(path)
+    store.commit([[StoreDocument("d c", 1.0, b"c")]])
+    store.close()
+    again = Store(path)
+    assert again.document_keys("d ") == ["d a", "d c"]
+    again.close()

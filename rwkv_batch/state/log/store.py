@@ -96,6 +96,8 @@ class Store(StoreReads):
 
     def commit(self, groups: Sequence[Sequence[Operation]]) -> list[Outcome]:
         """Carry out all groups in one transaction; see SessionStore."""
+        if self._claim:
+            self._claim.check()
         with self._writer.use() as db:
             try:
                 return self._carry_out(db, groups, apart=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 
 from rwkv_batch.state import images
-from rwkv_batch.state.entries import StoreError
+from rwkv_batch.state.entries import StoreAway, StoreError
 
 # The byte of the file that is locked: SQLite's own locks are on bytes behind 2^30, and its files end before
 # 2^48.
@@ -92,6 +92,19 @@ class Claim:
             self._release_file()
             raise
 
+    def check(self) -> None:
+        """Raises StoreAway if the name leads to another file by now, or to none.
+
+        What is written to a file that has no name is gone with the process.
+        """
+        found = _identity(self._path)
+        if self._identity and found not in (self._identity, None):
+            change = "replaced by another file" if found else "moved or deleted"
+            raise StoreAway(
+                f"The database {self._path} has been {change} while it is in use, and nothing can be stored; "
+                f"put it back, or start the server again."
+            )
+
     def close(self) -> None:
         """Let go of it. No connection of this process may be open. Idempotent."""
         if self._beside is not None:
@@ -154,6 +167,17 @@ class Claim:
             f"The database {self._path} cannot be locked ({error.strerror}); "
             "name a file where this server may write."
         )
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Device and inode; empty: there is no file; None: that cannot be known now."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return ()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def lock_file(path: Path) -> Path:

@@ -23,12 +23,12 @@ class KilledTurns(NamedTuple):
     failed: int  # errors, or connections that were lost
     lost: int  # turns that were acknowledged and are not in the history with their text
     twice: int  # that are there more than once
-    gap: float  # seconds, the longest between two answers of a session
+    gap: float  # seconds, the longest without an answer of a session, also behind its last one
 
     def __str__(self) -> str:
         return (
             f"{self.acknowledged} turns acknowledged, {self.failed} failed, {self.lost} lost, "
-            f"{self.twice} twice; the longest time between two answers of a session was {self.gap:.2f} s"
+            f"{self.twice} twice; the longest time without an answer of a session was {self.gap:.2f} s"
         )
 
 
@@ -63,7 +63,7 @@ def _name(number: int) -> str:
 
 
 async def _client(http: httpx.AsyncClient, session: str, end: float) -> tuple[dict[str, str], int, float]:
-    """Texts by what marks their prompts, how many turns failed, and the longest time between two answers."""
+    """Texts by what marks their prompts, how many turns failed, and the longest time without an answer."""
     texts, failed, gap, number = dict[str, str](), 0, 0.0, 0
     last = time.monotonic()
     while time.monotonic() < end:
@@ -85,7 +85,7 @@ async def _client(http: httpx.AsyncClient, session: str, end: float) -> tuple[di
             continue
         texts[mark] = text
         last, gap = (now := time.monotonic()), max(gap, now - last)
-    return texts, failed, gap
+    return texts, failed, max(gap, time.monotonic() - last)
 
 
 async def _history(http: httpx.AsyncClient, session: str) -> list[dict[str, str]]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from test_placement import placement
+from test_placement import UNTIMED, placement
 
 from rwkv_batch.wire.host import homes
 from rwkv_batch.wire.host.homes import SPAN_SECONDS, SPANS, WAYS, Homes
@@ -33,7 +33,7 @@ def counts_of(table: Homes, name: str) -> list[int]:
     return seen[0]
 
 
-@settings(deadline=None, max_examples=60)
+@UNTIMED
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 2), st.integers(0, SPANS)), max_size=60))
 def test_it_counts_the_sessions_of_each_engine_that_were_used_of_late(
     uses: list[tuple[str, int, int]],

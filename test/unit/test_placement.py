@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -14,6 +14,7 @@ from rwkv_batch.wire.protocol import GenerateRequest, SessionTurn
 
 MODEL = "rwkv"
 SLOTS = 8
+UNTIMED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 def request(*prompts: str, n: int = 1, turn: SessionTurn | None = None) -> GenerateRequest:
@@ -213,7 +214,7 @@ def test_engines_with_more_slots_get_more_rows():
     assert [len(s.rows) for s in found.place(request(*"abcdefghijklmnopqrst"))] == [15, 5]
 
 
-@settings(deadline=None, max_examples=60)
+@UNTIMED
 @given(st.text(min_size=1), st.integers(0, 9))
 def test_nodes_of_a_tree_have_the_engine_of_its_root(session: str, node: int):
     found, root = placement(5), session.replace(":", "_") or "_"
@@ -240,7 +241,7 @@ def arrivals(draw: st.DrawFn) -> tuple[FrontEnds, list[int]]:
     return host, draw(st.lists(fronts, min_size=1, max_size=host.slots))
 
 
-@settings(deadline=None, max_examples=60)
+@UNTIMED
 @given(arrivals())
 def test_new_sessions_at_once_come_out_even_to_one(given: tuple[FrontEnds, list[int]]):
     """No front end knows yet what the others have sent."""
@@ -252,7 +253,7 @@ def test_new_sessions_at_once_come_out_even_to_one(given: tuple[FrontEnds, list[
     assert max(engines.values()) - min(engines.values()) <= 1
 
 
-@settings(deadline=None, max_examples=60)
+@UNTIMED
 @given(arrivals(), st.data())
 def test_later_turns_have_their_engine_at_any_front_end_and_at_any_time(
     given: tuple[FrontEnds, list[int]], data: st.DataObject
@@ -268,7 +269,7 @@ def test_later_turns_have_their_engine_at_any_front_end_and_at_any_time(
         host.engine_of(front, f"another {host.now}")
 
 
-@settings(deadline=None, max_examples=60)
+@UNTIMED
 @given(arrivals(), st.data())
 def test_a_death_moves_only_the_sessions_of_the_dead_engine_until_it_is_back(
     given: tuple[FrontEnds, list[int]], data: st.DataObject

@@ -102,8 +102,9 @@ def _choose_owner(http: HttpRequest) -> None:
 
 def _given(http: HttpRequest, body: Json | None) -> Iterator[bytes]:
     header = http.headers.get("authorization") or ""
-    if header.startswith("Bearer "):
-        yield header.removeprefix("Bearer ").strip().encode()
+    scheme, _, token = header.partition(" ")
+    if scheme.lower() == "bearer":  # in any case (RFC 9110, 11.1)
+        yield token.strip().encode()
     if key := http.headers.get("x-api-key"):
         yield key.encode()
     if body and isinstance(body.get("password"), str):

@@ -155,11 +155,13 @@ class Ledger:
         cells = self._cells
         minute = (cells[at + BEGAN] + MINUTE - now) / 1e9
         day = DAY - time.time() % DAY
-        for limit, count, wait, what in (
+        limits = [
             (key.requests_per_minute, cells[at + REQUESTS], minute, "requests a minute"),
             (key.tokens_per_minute, cells[at + TOKENS], minute, "tokens a minute"),
             (key.tokens_per_day, cells[at + DAY_TOKENS], day, "tokens a day"),
-        ):
+        ]
+        # The one that lasts longest: before that nothing comes through.
+        for limit, count, wait, what in sorted(limits, key=lambda each: -each[2]):
             if limit is not None and count >= limit:
                 seconds = math.ceil(wait)
                 message = f"This key has used its {limit} {what}; try again in {seconds} s."

@@ -18,7 +18,7 @@ from serving import until
 
 from rwkv_batch.state.elsewhere import fetching, keeping
 from rwkv_batch.state.elsewhere.fetching import Sources
-from rwkv_batch.state.elsewhere.objects import Objects
+from rwkv_batch.state.elsewhere.objects import Bounded, Objects
 from rwkv_batch.state.elsewhere.peers import PATH, Peers
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.postgres.store import PostgresStore
@@ -573,3 +573,16 @@ def test_a_secret_is_in_no_text_about_the_parts_that_have_it(
         resume(two)
     assert caplog.text and SECRET not in caplog.text
     assert SECRET not in repr(Sources(None, Peers(peer.address, SECRET)))
+
+
+def test_a_thread_that_could_not_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Bounded("calls")
+
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(RuntimeError):
+            calls.run(lambda: 1, 10)
+    assert calls.run(lambda: 2, 10) == 2

@@ -268,6 +268,19 @@ def test_tokens_of_a_minute_and_a_day(file, ledgers, monkeypatch):
     ledgers[0].admit(day, 1)
 
 
+def test_of_several_limits_that_are_used_up_the_last_to_end_says_when(file, ledgers, monkeypatch):
+    key = key_of(file, "alice", tokens_per_minute=10, tokens_per_day=10)
+    noon = 20_000 * 86400 + 43200
+    monkeypatch.setattr(counted.time, "time", lambda: noon)
+    ledgers[0].admit(key, 1)
+    ledgers[0].spend([(key, 20)])
+    found = refused(ledgers[0], key)
+    assert "tokens a day; try again in 43200 s" in str(found) and found.retry_after == 43200
+    evening = noon + 43190
+    monkeypatch.setattr(counted.time, "time", lambda: evening)
+    assert "tokens a minute" in str(refused(ledgers[0], key))
+
+
 def test_rows_at_once_are_those_of_all_front_ends(file, ledgers):
     key = key_of(file, "alice", rows=4)
     ledgers[0].admit(key, 3)

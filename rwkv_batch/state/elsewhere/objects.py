@@ -134,8 +134,9 @@ class Bounded:
         if self._busy:
             raise TimeoutError("it has not answered an earlier call")
         if self._jobs is None:
-            self._jobs = SimpleQueue()
-            threading.Thread(target=self._serve, args=(self._jobs,), name=self._name, daemon=True).start()
+            jobs = SimpleQueue[Callable[[], None]]()
+            threading.Thread(target=self._serve, args=(jobs,), name=self._name, daemon=True).start()
+            self._jobs = jobs  # a thread that could not start is tried again at the next call
         outcome, done = list[tuple[T | None, Exception | None]](), threading.Event()
 
         def job() -> None:

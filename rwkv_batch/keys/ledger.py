@@ -94,7 +94,9 @@ class Ledger:
     def admit(self, key: Key, rows: int) -> Standings:
         """Count a request of so many rows, which run until `release`. Raises OverLimit, TooManyRows."""
         if key.rows is not None and rows > key.rows:
-            raise TooManyRows(f"The request has {rows} rows and its key may have {key.rows} at once.")
+            raise TooManyRows(
+                f"The request has {rows} rows and its key may have {key.rows} at once; send fewer prompts."
+            )
         with self._counts:
             at, now = self._at(key), time.monotonic_ns()
             self._refuse_over(key, at, now)

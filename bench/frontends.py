@@ -6,6 +6,13 @@ fast as they can. So what is measured is the front ends, the wire and HTTP. The 
 (https://github.com/wg/wrk), whose CPU time is small beside theirs. Linux only: it reads /proc.
 
     python -m bench.frontends [--frontends 11] [--engines 1 4] [--streams 320 1000 4000] [--seconds 10]
+
+What flags of app.py cost a front end: with them and without, in turns; steps that take as long as a model's.
+
+    python -m rwkv_batch.keys add keys.json bench
+    python -m bench.frontends --frontends 1 --engines 1 --streams 80 --step-ms 2.3
+    python -m bench.frontends --frontends 1 --engines 1 --streams 80 --step-ms 2.3 --key KEY -- \\
+        --keys keys.json --audit-log audit.jsonl --log-format json
 """
 
 import argparse
@@ -55,6 +62,7 @@ FEW, MANY = 4, 256  # tokens of a request of the first measurement, and of a str
 PATH = "/v1/completions"
 LUA = """wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
+wrk.headers["Authorization"] = "Bearer %s"
 wrk.body = %s
 """
 
@@ -238,11 +246,11 @@ class FrontendFigures(NamedTuple):
 
 
 def measure(
-    host: Host, body: dict[str, object], connections: int, seconds: int, threads: int
+    host: Host, body: dict[str, object], connections: int, seconds: int, threads: int, key: str = ""
 ) -> FrontendFigures:
     """Measure so many clients at a time, each of which sends the next request when it has its answer."""
     with tempfile.NamedTemporaryFile("w", suffix=".lua", encoding="utf-8") as script:
-        script.write(LUA % json.dumps(json.dumps(body)))
+        script.write(LUA % (key, json.dumps(json.dumps(body))))
         script.flush()
         wrk = ["wrk", f"-t{threads}", f"-c{connections}", f"-d{seconds}s", "--timeout", "60s", "--latency"]
         before = host.cpu_seconds()
@@ -263,12 +271,12 @@ def measure(
     )
 
 
-def check(host: Host) -> None:
+def check(host: Host, key: str = "") -> None:
     """That an answer is what the engine has said, whole and streamed."""
-    body = {"model": "fake", "prompt": "Hi", "max_tokens": FEW}
-    reply = httpx.post(host.url + PATH, json=body).raise_for_status().json()
+    body, headers = {"model": "fake", "prompt": "Hi", "max_tokens": FEW}, {"authorization": f"Bearer {key}"}
+    reply = httpx.post(host.url + PATH, json=body, headers=headers).raise_for_status().json()
     assert reply["choices"][0]["text"] == word_of("Hi") * FEW, reply
-    with httpx.stream("POST", host.url + PATH, json=body | {"stream": True}) as streamed:
+    with httpx.stream("POST", host.url + PATH, json=body | {"stream": True}, headers=headers) as streamed:
         events = [line.removeprefix("data: ") for line in streamed.iter_lines() if line.startswith("data: {")]
     assert "".join(c["text"] for e in events for c in json.loads(e)["choices"]) == word_of("Hi") * FEW, events
 
@@ -276,6 +284,9 @@ def check(host: Host) -> None:
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--serve"]:
         return serve(arguments[1:])
+    flags = list[str]()
+    if "--" in arguments:
+        arguments, flags = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     cores = os.cpu_count() or 1
     parser.add_argument("--frontends", type=int, default=max(1, cores - 5))
@@ -284,24 +295,31 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[320, 1000, 4000], help="at a time")
     parser.add_argument("--seconds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=max(1, cores // 8), help="of wrk")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="what a step of the engines takes")
+    parser.add_argument("--key", default="", help="that clients send, of --keys among the flags behind --")
     options = parser.parse_args(arguments)
     if shutil.which("wrk") is None:
         parser.error("wrk is missing; install it, as with apt install wrk")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("It was ended early."))  # and its server with it
     print(f"{cores} cores, {options.frontends} front ends; CPU of the busiest engine and front end, of 1")
-    print("| engines | at a time | tokens each | requests/s | tokens/s | P99 | failed | engine | front end |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| engines | at a time | tokens each | requests/s | tokens/s | P99 | failed | engine | front end ",
+        end="",
+    )
+    print("| us a request |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for engines in options.engines:
-        with Host(options.frontends, engines) as host:
-            check(host)
+        with Host(options.frontends, engines, *flags, step_ms=options.step_ms) as host:
+            check(host, options.key)
             loads = [(options.clients, FEW, False), *((each, MANY, True) for each in options.streams)]
             for clients, tokens, stream in loads:
                 body = {"model": "fake", "prompt": "Hi", "max_tokens": tokens, "stream": stream}
-                found = measure(host, body, clients, options.seconds, options.threads)
+                found = measure(host, body, clients, options.seconds, options.threads, options.key)
+                each = found.cpu["frontend"] / max(found.requests, 1.0) * options.frontends * 1e6
                 print(
                     f"| {engines} | {clients} | {tokens} | {found.requests:,.0f} | "
                     f"{found.requests * tokens:,.0f} | {found.p99} | {found.failed} | "
-                    f"{found.cpu['engine']:.2f} | {found.cpu['frontend']:.2f} |",
+                    f"{found.cpu['engine']:.2f} | {found.cpu['frontend']:.2f} | {each:,.0f} |",
                     flush=True,
                 )
     return 0

@@ -33,7 +33,7 @@ void Py_DecRef(PyObject* object);
 
 namespace {
 
-constexpr int ONE_OBJECT = 8;  // METH_O
+constexpr int ONE_OBJECT = 8;           // METH_O
 constexpr int NUMBER = 20, TOKEN = 16;  // bits of an entry, from the lowest: the child's number, its token
 constexpr uint64_t NONE = (1 << TOKEN) - 1;
 
@@ -130,8 +130,8 @@ PyMethodDef method = {"encode", encode, ONE_OBJECT, nullptr};
 }  // namespace
 
 // A function of Python from a text to the list of its ids; it raises what str.encode does. ends: where the
-// bytes of each token end, [tokens]; an id is a place among them, below NONE. Every byte must be a token; those
-// without bytes are left out. The caller has the interpreter's lock. Null with MemoryError.
+// bytes of each token end, [tokens]; an id is a place among them, below NONE. Every byte must be a token;
+// those without bytes are left out. The caller has the interpreter's lock. Null with MemoryError.
 extern "C" PyObject* new_encoder(const uint8_t* bytes, const int64_t* ends, int64_t tokens) {
     Tree* tree = nullptr;
     try {

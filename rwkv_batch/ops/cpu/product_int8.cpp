@@ -18,7 +18,10 @@
 
 namespace {
 
-constexpr int TALL = 3;  // rows in registers, each with two sums for 64 outputs
+constexpr int TALL = 3;       // rows in registers, each with two sums for 64 outputs
+constexpr int64_t FEW = 6;    // rows that wait for memory
+constexpr int64_t LINE = 64;  // bytes
+constexpr int64_t PARTS = 4;  // of a panel: a line of the cache for four inputs each
 
 struct Split : Product {
     const int32_t* totals;  // [panels * 64]: 128 times the sum of an output's weights
@@ -33,15 +36,17 @@ void split(const void* argument) {
         split_row<32767, 32768>(job, job->rows16, row, [](int64_t, IntVec) {});
 }
 
-// R rows with the 16 V first outputs of a panel.
+// R rows with the 16 V first outputs of a panel. ahead: weights to come, of which a line of the cache is
+// fetched with each four inputs.
 template <int R, int V>
-void tile(const Split* job, int64_t row, int64_t panel) {
+void tile(const Split* job, int64_t row, int64_t panel, const int8_t* ahead) {
     const int64_t groups = (job->inputs + 3) / 4;
     const int8_t* weights = static_cast<const int8_t*>(job->weights) + panel * groups * PANEL * 4;
     const int64_t padded = job->rows16.padded;
     const uint8_t* bytes = job->rows16.bytes + row * 2 * padded;
     __m512i high[R][V] = {}, low[R][V] = {};
     for (int64_t k = 0; k < groups; k++) {
+        if (R > 1) __builtin_prefetch(ahead + k * LINE, 0, 2);
         __m512i weight[V];
 #pragma GCC unroll 8
         for (int j = 0; j < V; j++) weight[j] = _mm512_loadu_si512(weights + (k * PANEL + j * LANES) * 4);
@@ -75,11 +80,17 @@ void run(const void* argument) {
     share(panels(job), &begin, &end);
     for (int64_t panel = begin; panel < end; panel++) {
         const bool narrow = job->outputs - panel * PANEL <= 2 * LANES;
+        // Each tile fetches a part of the next panel, or else what is in the cache: of a few rows memory is
+        // busy with this panel.
+        const int64_t part = (job->inputs + 3) / 4 * LINE;
+        const int8_t* const next = static_cast<const int8_t*>(job->weights) + (panel + 1) * PARTS * part;
+        int64_t fetched = job->rows > FEW ? 0 : PARTS;
         in_tiles(job->rows, TALL, [&](int64_t row, int64_t rows) {
+            const int8_t* const ahead = fetched < PARTS ? next + fetched++ * part : next - PARTS * part;
             if (narrow)
-                (rows == 1 ? tile<1, 2> : rows == 2 ? tile<2, 2> : tile<3, 2>)(job, row, panel);
+                (rows == 1 ? tile<1, 2> : rows == 2 ? tile<2, 2> : tile<3, 2>)(job, row, panel, ahead);
             else
-                (rows == 1 ? tile<1, 4> : rows == 2 ? tile<2, 4> : tile<3, 4>)(job, row, panel);
+                (rows == 1 ? tile<1, 4> : rows == 2 ? tile<2, 4> : tile<3, 4>)(job, row, panel, ahead);
         });
     }
     end_of_streams();

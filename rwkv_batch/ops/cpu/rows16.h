@@ -28,9 +28,10 @@ INLINE void split_row(const Product* job, const Rows16& to, int64_t row, Each ea
     uint8_t *high = to.bytes + row * 2 * to.padded, *low = high + to.padded;
     Vec most = {}, odd = {};
     const auto part = [&](int64_t k) {
-        Vec values = {};
         const int64_t left = job->inputs - k;
-        if (left > 0) memcpy(&values, x + k, (left < LANES ? left : LANES) * sizeof(float));
+        if (left >= LANES) return load(x + k);
+        Vec values = {};
+        if (left > 0) memcpy(&values, x + k, left * sizeof(float));
         return values;
     };
     for (int64_t k = 0; k < job->inputs; k += LANES) {

@@ -108,8 +108,9 @@ class _Refusing:
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
-                self._listener.accept()[0].close()
-                self.asked += 1
+                connection, _ = self._listener.accept()
+                self.asked += 1  # before its client sees the end
+                connection.close()
 
     def close(self) -> None:
         self._listener.close()

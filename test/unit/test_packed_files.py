@@ -231,7 +231,7 @@ print(max(seen) - before, sum(weight.nbytes for weight in checkpoint.packed.valu
 
 def test_a_model_from_a_file_takes_one_copy_of_its_matrices_and_none_of_its_embedding(tmp_path):
     needs_proc()
-    for name, layers, width, vocab in (("large", 2, 512, 65536), ("small", 1, 64, 512)):
+    for name, layers, width, vocab in (("large", 6, 512, 65536), ("small", 1, 64, 512)):
         plain = from_tensors(name, random_checkpoint(layers, width, vocab))
         write_packed(quantize(plain, "int8"), plain.fingerprint, tmp_path / f"{name}.safetensors")
     run = [
@@ -243,5 +243,7 @@ def test_a_model_from_a_file_takes_one_copy_of_its_matrices_and_none_of_its_embe
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert not done.returncode, done.stderr
     peak, held, largest = map(int, done.stdout.split())
-    pages = 2 * PAGE  # the last page of each block of weights is there whole
+    # Last pages of blocks are there whole, and what `small` has freed may come again or not. A matrix of all
+    # layers or the embedding, held twice, takes more.
+    pages = 4 * PAGE
     assert peak <= held + largest + pages

@@ -64,7 +64,7 @@ fuzz: $(VENV)/.installed-dev  # ten minutes of generated requests to every route
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror cuda/*.cu cuda/*.cuh hip/*.cu hip/*.cuh hip/*.h rwkv_batch/ops/cpu/*.cpp rwkv_batch/ops/cpu/*.h test/emulator/*
+	$(BIN)/clang-format --dry-run -Werror cuda/*.cu cuda/*.cuh hip/*.cu hip/*.cuh hip/*.h rwkv_batch/ops/cpu/*.cpp rwkv_batch/ops/cpu/*.h rwkv_batch/text/*.cpp test/emulator/*
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 

@@ -12,9 +12,8 @@ WINDOWS = {
     "deflate": (15, -15),
 }  # of zlib; some clients send deflate without a head
 MOST_CODINGS = 4
-PIECE = (
-    1 << 14
-)  # bytes that are decoded at once: what they have behind a member is copied, and members may be short
+# Bytes that are decoded at once: what they have behind a member is copied, and members may be short.
+PIECE = 1 << 14
 MOST_PARTS = 64
 
 

@@ -7,10 +7,12 @@ stand there as hashes only.
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import BinaryIO
 
+HASH = re.compile("[0-9a-f]{64}")
 FIRST = "0" * 64  # what the first line has for the hash of the one before
 
 
@@ -32,7 +34,8 @@ def ids_text(ids: Iterable[int]) -> str:
 def previous_hash(line: bytes) -> str | None:
     """What the line has for the hash of the one before; None: it is no line of an audit log."""
     try:
-        return str(json.loads(line)["previous"])
+        previous = json.loads(line)["previous"]
+        return previous if isinstance(previous, str) and HASH.fullmatch(previous) else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -145,11 +145,65 @@ def test_a_hole_that_a_power_cut_has_left_is_put_aside(file, caplog):
     assert aside.read_bytes() == behind and str(aside) in caplog.text
 
 
-@pytest.mark.parametrize("data", [b"PK\0\0no log", b"text\n\0", b'{"a":1}\n\0\n'])
-def test_a_file_that_is_no_audit_log_loses_nothing(file, data):
-    file.write_bytes(data + b"\n")
+OTHER_FILES = [
+    b"PK\0\0no log\n",
+    b"text\n\0\n",
+    b'{"a":1}\n\0\n',
+    b'{"keys":[]}',  # which has no end of a line
+    b'{"id":"a","previous":"0"}\n',
+    b'["previous"]\n',
+    b"SQLite format 3\0" + bytes(8000),
+    b"a" * 70_000,
+]
+
+
+@pytest.mark.parametrize("data", OTHER_FILES)
+def test_a_file_of_something_else_is_refused_and_stays_as_it_is(file, data):
+    file.write_bytes(data)
+    with pytest.raises(AuditError, match=r"audit\.jsonl is no audit log; name another file for --audit-log$"):
+        AuditLog(file)
+    assert file.read_bytes() == data and [*file.parent.iterdir()] == [file]
+
+
+def test_a_pipe_is_refused(file):
+    os.mkfifo(file)
+    with pytest.raises(AuditError, match="is no file; name one for --audit-log"):
+        AuditLog(file)
+
+
+@pytest.mark.parametrize("begin", [b"", b"# a heading of somebody's own\n"])
+def test_a_log_with_another_line_at_one_end_is_still_one(file, begin):
     write(file, "a")
-    assert file.read_bytes().startswith(data) and not [*file.parent.glob("*.cut-*")]
+    file.write_bytes(begin + file.read_bytes() + (b"" if begin else b"# a note\n"))
+    before = file.read_bytes()
+    write(file, "b")
+    assert file.read_bytes().startswith(before) and file.read_bytes().count(b"\n") == 3
+
+
+@pytest.mark.parametrize("left", [b'{"id":"a","method":"PO', bytes(300)])
+def test_what_a_crash_leaves_of_the_first_line_is_put_aside(file, left):
+    file.write_bytes(left)
+    write(file, "b")
+    assert check(file)[0] == 1 and file.with_name(f"{file.name}.cut-1").read_bytes() == left
+
+
+def test_what_is_put_aside_is_on_the_disk_before_it_is_cut_off(file, monkeypatch):
+    write(file, "a")
+    file.write_bytes(file.read_bytes() + bytes(9))
+    done, fsync, ftruncate = list[str](), os.fsync, os.ftruncate
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        done.append(f"synced {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+
+    def cut(descriptor: int, size: int) -> None:
+        ftruncate(descriptor, size)
+        done.append("cut off")
+
+    monkeypatch.setattr(audit.os, "fsync", synced)
+    monkeypatch.setattr(audit.os, "ftruncate", cut)
+    AuditLog(file).close()
+    assert done[:3] == [f"synced {file.name}.cut-1", f"synced {file.parent.name}", "cut off"]
 
 
 def test_lines_are_put_on_the_disk_soon_and_at_the_end(file, monkeypatch):
@@ -213,6 +267,45 @@ def test_a_full_disk_loses_no_line_and_nobody_waits(file, monkeypatch, caplog):
     assert [json.loads(line)["id"] for line in file.read_text().splitlines()] == ["a", "b"]
     assert check(file)[0] == 2
     assert [record.message for record in caplog.records if "its lines wait" in record.message]
+
+
+@pytest.mark.parametrize("refusals", [0, 1, 2])
+def test_lines_that_were_written_before_the_disk_was_full_come_once(file, monkeypatch, refusals):
+    """Whether or not the disk takes the half of the last one off again."""
+    writes, wrote, ftruncate = itertools.count(), os.write, os.ftruncate
+    waits, held, again, refused = threading.Event(), threading.Event(), threading.Event(), itertools.count()
+
+    def write_some(descriptor: int, data: memoryview) -> int:
+        match next(writes):
+            case 0:
+                waits.set()
+                assert held.wait(60)
+            case 1:
+                return wrote(descriptor, data[:-5])
+            case 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            case _:
+                again.set()
+        return wrote(descriptor, data)
+
+    def cut(descriptor: int, size: int) -> None:
+        if next(refused) < refusals:
+            raise OSError(errno.EIO, "Input/output error")
+        ftruncate(descriptor, size)
+
+    monkeypatch.setattr(audit.os, "write", write_some)
+    monkeypatch.setattr(audit.os, "ftruncate", cut)
+    monkeypatch.setattr(audit, "RETRY_SECONDS", 0.001)
+    log = AuditLog(file)
+    log.add({"id": "a"})
+    assert waits.wait(60)
+    for id_ in ("b", "c", "d"):  # in one write
+        log.add({"id": id_})
+    held.set()
+    assert again.wait(60)
+    log.close()
+    assert [json.loads(line)["id"] for line in file.read_bytes().splitlines()] == ["a", "b", "c", "d"]
+    assert check(file)[0] == 4
 
 
 def test_lines_that_do_not_fit_in_memory_are_counted(file, monkeypatch):

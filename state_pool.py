@@ -220,11 +220,14 @@ class StatePool:
         known = range(max(numbers.start, 1), min(numbers.stop, session.head.number + 1))
 
         def found(turns: list[Turn] | None, error: Exception | None) -> None:
-            if turns is None or len(turns) < len(known):
-                now = self.find(session.key)
-                if now is None or now.head.turn != session.head.turn:
-                    sentence = f"The session {session.key} has been changed meanwhile."
-                    turns, error = None, Conflict(sentence)
+            try:
+                if turns is None or len(turns) < len(known):
+                    now = self.find(session.key)
+                    if now is None or now.head.turn != session.head.turn:
+                        sentence = f"The session {session.key} has been changed meanwhile."
+                        turns, error = None, Conflict(sentence)
+            except StoreError as unread:
+                turns, error = None, error or unread
             done(turns, message(error))
 
         read = partial(self.parts.resumer.read_some_turns, self._log.newest_turns(session.head), numbers)
@@ -252,8 +255,12 @@ class StatePool:
         What other sessions have in common with it stays theirs. `done` gets how many there were, when it is
         committed. After an error they are still there.
         """
-        wanted = {key, *(self.keys(f"{key}:") if prefix else ())}
-        ends = {name: session.head.turn for name in sorted(wanted) if (session := self.find(name))}
+        try:
+            wanted = {key, *(self.keys(f"{key}:") if prefix else ())}
+            ends = {name: session.head.turn for name in sorted(wanted) if (session := self.find(name))}
+        except StoreError as error:
+            self._threads.report(partial(done, 0, message(error)))
+            return
         if ends:
             self._log.delete(ends, lambda error: done(len(ends), message(error)))
         else:
@@ -483,9 +490,10 @@ class StatePool:
         """
         if self.store.remote or isinstance(error, Unread):
             return
-        if isinstance(error, RowDamaged | Damaged) and self.find(session.key) == session:
-            log.error("The session %s is lost: %s", session.key.removeprefix(HIDDEN), error)
-            self._log.delete({session.key: session.head.turn}, lambda error: None)
+        with suppress(StoreError):  # then the next turn finds the damage again
+            if isinstance(error, RowDamaged | Damaged) and self.find(session.key) == session:
+                log.error("The session %s is lost: %s", session.key.removeprefix(HIDDEN), error)
+                self._log.delete({session.key: session.head.turn}, lambda error: None)
 
     def _renewed(self) -> None:
         """The database was broken and is replaced. Store once more what is in memory and not in it."""

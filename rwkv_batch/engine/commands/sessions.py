@@ -1,6 +1,7 @@
 """Session commands: what front ends do with stored sessions and documents outside of turns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from rwkv_batch.engine.rows.parts import EngineParts
@@ -59,9 +60,9 @@ class SessionCommands:
                     raise Refusal("not_found", f"There is no session {command.key}.")
                 self._run_on(session, request, command)
             case ImportSession(key=key, data=data):
-                self._lock(key)
                 done = partial(self._imported, request, key)
-                self._pool.files.import_(key, data, tokens=self._pool.token_log, done=done)
+                with self._locking(key):
+                    self._pool.files.import_(key, data, tokens=self._pool.token_log, done=done)
             case DeleteSession(key=key, prefix=prefix):
                 begun = self._turns.discard(key, prefix)
 
@@ -107,15 +108,15 @@ class SessionCommands:
             case ForkSession(target=target, replace=False) if self._pool.find(target):
                 raise Refusal("exists", f"There is a session {target} already.")
             case ForkSession(target=target, turn=number):
-                self._lock(target)
-                at = self._pool.at(target)
-                if number is None:
-                    self._point(request, at, session.head)
-                else:
-                    self._find_turn(request, session, number, at)
+                with self._locking(target):
+                    at = self._pool.at(target)
+                    if number is None:
+                        self._point(request, at, session.head)
+                    else:
+                        self._find_turn(request, session, number, at)
             case RewindSession(key=key, turn=number):
-                self._lock(key)
-                self._find_turn(request, session, number, SessionAt(key, session.head.turn))
+                with self._locking(key):
+                    self._find_turn(request, session, number, SessionAt(key, session.head.turn))
             case SessionHistory(after=after, limit=limit):
                 last = session.head.number if limit is None else min(session.head.number, after + limit)
                 numbers = range(after + 1, last + 1)
@@ -211,11 +212,20 @@ class SessionCommands:
         sessions = [SessionInfo(s.key, s.tier, s.updated, s.tokens) for s in status.sessions]
         self._rows.reply(request, None, sessions=sessions, total=status.total, l1=status.l1, l2=status.l2)
 
-    def _lock(self, key: str) -> None:
-        """Keep turns of the session waiting. Raises Refusal if one is under way."""
+    @contextmanager
+    def _locking(self, key: str) -> Iterator[None]:
+        """Keep turns of the session waiting until `_unlock`, which follows unless what is inside raises.
+
+        Raises Refusal if a turn is under way.
+        """
         if key in self._scheduler.queues:
             raise Refusal("overloaded", "That session is busy with a turn or a copy; try again in a moment.")
         self._scheduler.lock(key)
+        try:
+            yield
+        except BaseException:  # as where the database cannot be read
+            self._scheduler.unlock(key)
+            raise
 
     def _unlock(self, key: str, done: Callable[[str | None], None], error: str | None) -> None:
         self._scheduler.unlock(key)

@@ -253,7 +253,12 @@ class StoredTurn(Life):
     def _deleted(self, row: Row) -> None:
         """The session that it was to be stored in is gone, or could not be deleted."""
         assert self.target is not None
-        found = self.turns.parts.pool.find(self.target)
+        try:
+            found = self.turns.parts.pool.find(self.target)
+        except StoreError as error:
+            self.turns.parts.rows.answer(row, "error", failure(row.key[1], error))
+            self._end(row)
+            return
         if found and found.head.turn == self.before:
             sentence = f"The session {self.target} could not be deleted, and this turn of it was not stored."
             self.turns.parts.rows.answer(row, "error", failure(row.key[1], sentence))

@@ -61,7 +61,7 @@ async def create(front: Frontend, http: HttpRequest) -> Response:
         demand_access(front, http)
         raise
     demand_access(front, http, {name: texts[-1] for name, texts in form.items()})
-    store = folder_of(front)
+    store = await folder_of(front)
     if len(files) != 1:
         raise openai_field("file", "send one file as multipart/form-data")
     fields = FileFields.from_json({name: texts[-1] for name, texts in form.items()})
@@ -83,9 +83,10 @@ async def create(front: Frontend, http: HttpRequest) -> Response:
 
 async def list_(front: Frontend, http: HttpRequest) -> Response:
     """GET /v1/files: the newest first. Raises ApiError."""
-    store = open_folder(front, http)
+    store = await open_folder(front, http)
     purpose = http.parameter("purpose")
-    found = [file for file in store.files(seen_by(http)) if purpose in ("", file.purpose)]
+    files = await asyncio.to_thread(store.files, seen_by(http))
+    found = [file for file in files if purpose in ("", file.purpose)]
     page, more = page_of(http, found, MOST_LISTED, MOST_LISTED)
     listed = [described(file) for file in page]
     body: FileList = {
@@ -100,12 +101,12 @@ async def list_(front: Frontend, http: HttpRequest) -> Response:
 
 async def one(front: Frontend, http: HttpRequest) -> Response:
     """GET and DELETE /v1/files/{id}. Raises ApiError."""
-    store = open_folder(front, http)
-    file = find(store, http, id_in_path(http, "/files/"))
+    store = await open_folder(front, http)
+    file = await find(store, http, id_in_path(http, "/files/"))
     if http.method != "DELETE":
         return json_response(http, described(file))
     try:
-        store.remove_file(file.id)
+        await asyncio.to_thread(store.remove_file, file.id)
     except FileInUse as error:
         raise ApiError(409, str(error)) from None
     gone: DeletedFile = {"id": file.id, "object": "file", "deleted": True}
@@ -114,13 +115,13 @@ async def one(front: Frontend, http: HttpRequest) -> Response:
 
 async def content(front: Frontend, http: HttpRequest) -> HttpResponse:
     """GET /v1/files/{id}/content. Raises ApiError."""
-    store = open_folder(front, http)
-    file = find(store, http, id_in_path(http, "/files/"))
+    store = await open_folder(front, http)
+    file = await find(store, http, id_in_path(http, "/files/"))
     path = store.path(file.id)
     try:
         if file.bytes <= IN_PIECES or http.note.old:
             return file_response(http, await asyncio.to_thread(path.read_bytes), file.filename)
-        pieces = FilePieces(path)
+        pieces = await asyncio.to_thread(FilePieces, path)
     except FileNotFoundError:  # it has been deleted since
         raise not_there(file.id) from None
     head = file_response(http, b"", file.filename)
@@ -144,9 +145,9 @@ class FilePieces:
         raise StopIteration
 
 
-def find(store: BatchStore, http: HttpRequest, name: str, param: str | None = None) -> StoredFile:
+async def find(store: BatchStore, http: HttpRequest, name: str, param: str | None = None) -> StoredFile:
     """The file of that id, if the client may see it. Raises ApiError 404."""
-    file = store.file(name)
+    file = await asyncio.to_thread(store.file, name)
     if file is None or seen_by(http) not in (None, file.owner):
         raise not_there(name, param)
     return file

@@ -1,5 +1,10 @@
-"""The folder of files and batches, as routes see it: whose it is, and pages of lists."""
+"""The folder of files and batches, as routes see it: whose it is, and pages of lists.
 
+What is asked of it may take as long as the disk does, so that is done by threads: `asyncio.to_thread`.
+"""
+
+import asyncio
+import threading
 from collections.abc import Sequence
 from functools import cache
 from typing import Protocol, TypeVar
@@ -25,24 +30,32 @@ class Identified(Protocol):
 Record = TypeVar("Record", bound=Identified)
 
 
-def open_folder(front: Frontend, http: HttpRequest) -> BatchStore:
+async def open_folder(front: Frontend, http: HttpRequest) -> BatchStore:
     """The folder, for a client that may use it. Raises ApiError 401, and 404 where there is none."""
     demand_access(front, http)
-    return folder_of(front)
+    return await folder_of(front)
 
 
-def folder_of(front: Frontend) -> BatchStore:
+async def folder_of(front: Frontend) -> BatchStore:
     """Raises ApiError 404 where there is none, and 503 where it cannot be opened."""
     if front.settings.batch_dir is None:
         raise ApiError(404, NO_BATCHES)
     try:
-        return _opened(front.settings.batch_dir, front.settings.batch_bytes)
+        return await asyncio.to_thread(_opened, front.settings.batch_dir, front.settings.batch_bytes)
     except BatchesError as error:
         raise ApiError(503, str(error)) from None
 
 
-@cache
+_opening = threading.Lock()
+
+
 def _opened(folder: str, quota: int) -> BatchStore:
+    with _opening:
+        return _kept(folder, quota)
+
+
+@cache
+def _kept(folder: str, quota: int) -> BatchStore:
     return BatchStore(folder, quota)
 
 

@@ -1,7 +1,9 @@
 """/v1/batches: create a batch, look at it, list all, cancel one. Another process runs them."""
 
+import asyncio
 import re
 import time
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -71,9 +73,9 @@ class BatchBody(RequestBody):
 async def create(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/batches. Raises ApiError."""
     fields = authorized_json(front, http, required=True)
-    store = open_folder(front, http)
+    store = await open_folder(front, http)
     body = BatchBody.from_json(fields)
-    file = files.find(store, http, body.input_file_id, "input_file_id")
+    file = await files.find(store, http, body.input_file_id, "input_file_id")
     if file.purpose != "batch":
         raise openai_field("input_file_id", "input should be a file that was uploaded for a batch")
     now = int(time.time())
@@ -87,14 +89,15 @@ async def create(front: Frontend, http: HttpRequest) -> Response:
         expires=now + body.seconds,
         metadata=body.metadata,
     )
-    store.add_batch(batch)
+    await asyncio.to_thread(store.add_batch, batch)
     return json_response(http, described(batch))
 
 
 async def list_(front: Frontend, http: HttpRequest) -> Response:
     """GET /v1/batches: the newest first. Raises ApiError."""
-    store = open_folder(front, http)
-    page, more = page_of(http, store.batches(seen_by(http)), PAGE, MOST_LISTED)
+    store = await open_folder(front, http)
+    found = await asyncio.to_thread(store.batches, seen_by(http))
+    page, more = page_of(http, found, PAGE, MOST_LISTED)
     body: BatchList = {
         "object": "list",
         "data": [described(batch) for batch in page],
@@ -107,14 +110,15 @@ async def list_(front: Frontend, http: HttpRequest) -> Response:
 
 async def one(front: Frontend, http: HttpRequest) -> Response:
     """GET /v1/batches/{id}. Raises ApiError."""
-    return json_response(http, described(_find(open_folder(front, http), http)))
+    return json_response(http, described(await _find(await open_folder(front, http), http)))
 
 
 async def cancel(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/batches/{id}/cancel: rows that are done stay done. Raises ApiError."""
-    store = open_folder(front, http)
-    batch = _find(store, http)
-    changed = store.change(batch.id, ("validating", "in_progress"), "cancelling") or batch
+    store = await open_folder(front, http)
+    batch = await _find(store, http)
+    change = partial(store.change, batch.id, ("validating", "in_progress"), "cancelling")
+    changed = await asyncio.to_thread(change) or batch
     if changed.status not in ("cancelling", "cancelled"):
         raise ApiError(409, f"The batch is {changed.status} and cannot be cancelled any more.")
     return json_response(http, described(changed))
@@ -149,9 +153,9 @@ def described(batch: BatchRecord) -> BatchObject:
     }
 
 
-def _find(store: BatchStore, http: HttpRequest) -> BatchRecord:
+async def _find(store: BatchStore, http: HttpRequest) -> BatchRecord:
     name = id_in_path(http, "/batches/")
-    batch = store.batch(name)
+    batch = await asyncio.to_thread(store.batch, name)
     if batch is None or seen_by(http) not in (None, batch.owner):
         raise ApiError(404, f"There is no batch {name[:100]}; it was deleted when it was old.")
     return batch

@@ -18,6 +18,7 @@ import pytest
 import serving
 import torch
 from ahead import LateRunner
+from hypothesis import HealthCheck, settings
 from own_memory import OwnMemory
 from postgres_server import PostgresServer
 from serving import Server
@@ -43,6 +44,15 @@ LOG_SHOWN = 8000  # characters of a server's log
 NEEDS_GPU = re.compile(r"^pytestmark = (?:\[\*)?needs_gpu\b", re.MULTILINE)  # files without another test
 MARKED = re.compile(r"^pytestmark = pytest\.mark\.thorough$", re.MULTILINE)
 MEMORY = OwnMemory()
+
+# Hypothesis tries the same cases each time, also on a slow machine. --hypothesis-profile default: others.
+settings.register_profile(
+    "fixed",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("fixed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

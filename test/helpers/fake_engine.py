@@ -1,10 +1,11 @@
 """The engine's end of the wire without a model: it echoes prompts, one character a token, and does mischief
 when asked.
 
-What a prompt begins with decides: "hang" (accepted, then silence), "slow" (20 ms a token), "trickle" (4
-characters, then silence), "late" (0.7 s before the first token), "overloaded", "unavailable", "invalid",
-"fail" (accepted, then failed), "broken" (some text, then failed), "flood" (a piece each 5 ms, no end), "mute"
-(not even accepted); anything else is echoed at once. A row whose own prompt begins with "ill" ends with an
+What a prompt begins with decides: "hang" (accepted, then silence), "held" (accepted, the rest after
+`release`), "half" (a first piece, the rest after `release`), "slow" (20 ms a token), "trickle" (4 characters,
+then silence), "late" (0.7 s before the first token), "overloaded", "unavailable", "invalid", "fail"
+(accepted, then failed), "broken" (some text, then failed), "flood" (a piece each 5 ms, no end), "mute" (not
+even accepted); anything else is echoed at once. A row whose own prompt begins with "ill" ends with an
 error behind its first character, and others go on.
 
 A turn echoes everything its session has seen, and stores that with its last delta. Session commands work on
@@ -15,6 +16,7 @@ that came before need not be computed again.
 
 import contextlib
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -114,6 +116,7 @@ class FakeEngine:
         self._changed = threading.Condition()
         self._due: list[tuple[float, bytes, Event]] = []  # events to send, each at its time
         self._left: dict[str, int] = {}  # rows of requests that have not ended
+        self._released = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -130,6 +133,10 @@ class FakeEngine:
         with self._changed:
             return self._changed.wait_for(condition, seconds)
 
+    def release(self) -> None:
+        """Let what is held until now go on."""
+        self._released.set()
+
     def request(self, prompt: str) -> GenerateRequest:
         """The newest request with this prompt."""
         return next(r for r in reversed(self.requests) if prompt in r.prompts)
@@ -143,6 +150,9 @@ class FakeEngine:
                     identity, data = router.recv_multipart()
                     self._take(identity, decode_to_engine(data))
                 now = time.monotonic()
+                if self._released.is_set():
+                    self._released.clear()
+                    now = math.inf
                 ready = [entry for entry in self._due if entry[0] <= now]
                 self._due = [entry for entry in self._due if entry[0] > now]
                 for _, _, event in ready:
@@ -384,7 +394,7 @@ def script(
         return events
     if first.startswith("fail"):
         return [*events, (0, Failed(key, "The fake engine failed."))]
-    start = 0.7 if first.startswith("late") else 0.0
+    start = 0.7 if first.startswith("late") else math.inf if first.startswith("held") else 0.0
     pace = 0.02 if first.startswith("slow") else 0.0
     for row in range(len(request.prompts) * request.n):
         prompt = request.prompts[row // request.n] if seen is None else seen
@@ -400,6 +410,8 @@ def script(
             (start + pace * tokens, Progress(key, [delta]))
             for tokens, delta in zip(drawn, deltas, strict=True)
         ]
+        if first.startswith("half"):
+            events = [*events[:2], *((math.inf, event) for _, event in events[2:])]
         if first.startswith("broken"):
             return [*events[:3], (0.01, Failed(key, "The fake engine broke down."))]
     return events

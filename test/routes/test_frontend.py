@@ -161,10 +161,13 @@ def test_an_engine_that_does_not_answer():
 def test_heartbeats_while_there_is_nothing_to_say(server):
     with streaming(server, "hang") as lines:
         assert [next(lines) for _ in range(3)] == [": ", "", ": "]
-    late = post(server, "late but well")
-    assert late.headers["content-type"] == "application/json"
-    assert late.content.startswith(b"\n")
-    assert late.json()["choices"][0]["message"]["content"] == "late but well"
+    with server.http.stream("POST", V1, json={"contents": ["held but well"]}) as late:
+        assert late.headers["content-type"] == "application/json"
+        pieces = late.iter_raw()
+        assert next(pieces).strip(b"\n") == b""
+        server.engine.release()
+        reply = json.loads(b"".join(pieces))
+    assert reply["choices"][0]["message"]["content"] == "held but well"
     assert "usage" in server.http.post("/v1/completions", json={"prompt": "late"}).json()
 
 
@@ -242,13 +245,14 @@ def test_many_streams_at_once_all_end(server):
 
 def test_drain_finishes_what_is_live_and_takes_nothing_new():
     with FrontendProcess() as process:
-        with streaming(process, "slow but sure to reach its end") as lines:
+        with streaming(process, "held but sure to reach its end") as lines:
             next(lines)
-            process.control.send(Drain(20))
+            process.control.send(Drain(120))
             process.until(lambda h: h.json()["status"] == "draining")
             refused = post(process, "a")
             assert refused.status_code == 503
             assert int(refused.headers["retry-after"]) > 0
+            process.engine.release()
             text = "".join(lines)
         assert text.endswith("data: [DONE]")
         process.process.join(60)

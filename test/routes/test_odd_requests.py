@@ -11,7 +11,7 @@ import pytest
 from frontend_process import FrontendProcess
 from odd_requests import Odd, request, sized
 
-ANSWERED_WITHIN = 30  # seconds; generous, for machines that are busy otherwise
+ANSWERED_WITHIN = 60  # seconds; generous, for machines that are busy otherwise
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +164,16 @@ def of_http_1_0(server: FrontendProcess, data: bytes) -> tuple[bytes, bytes]:
 @pytest.mark.parametrize("fields", [[], [b"Connection: keep-alive"]])
 @pytest.mark.parametrize("path", ["/v2/chat/completions", "/v1/batch/completions"])
 def test_a_stream_of_http_1_0_has_no_chunks(server: FrontendProcess, path: str, fields: list[bytes]):
-    ask = b'{"contents": ["slow hello"], "stream": true, "chunk_size": 1}'
-    head, body = of_http_1_0(server, sized(ask, *fields, path=path, version="HTTP/1.0"))
+    ask = b'{"contents": ["half hello"], "stream": true, "chunk_size": 1}'
+    with (
+        socket.create_connection(("127.0.0.1", server.port), ANSWERED_WITHIN) as client,
+        client.makefile("rb") as got,
+    ):
+        client.sendall(sized(ask, *fields, path=path, version="HTTP/1.0"))
+        head = b"".join(iter(got.readline, b"\r\n")).lower()
+        first = got.readline()  # which comes before the last
+        server.engine.release()
+        body = first + got.read()
     assert (
         b" 200 " in head
         and b"transfer-encoding" not in head
@@ -173,9 +181,9 @@ def test_a_stream_of_http_1_0_has_no_chunks(server: FrontendProcess, path: str, 
     )
     assert b"x-request-id" in head and b"\r\nconnection: close" in head
     data = [line.removeprefix(b"data: ") for line in body.split(b"\n") if line.startswith(b"data: ")]
-    assert data.pop() == b"[DONE]" and len(data) > 3
+    assert data.pop() == b"[DONE]" and len(data) > 1
     assert (
-        "".join(json.loads(each)["choices"][0]["delta"].get("content", "") for each in data) == "slow hello"
+        "".join(json.loads(each)["choices"][0]["delta"].get("content", "") for each in data) == "half hello"
     )
     assert server.logs(lambda log: f"POST {path} 200" in log)
 

@@ -368,10 +368,10 @@ def test_a_response_that_ends_while_the_server_drains_is_kept(tmp_path: Path):
     ):
         answer = pool.submit(process.http.post, "/v1/responses", json={"input": "!late"})
         assert engine.wait_for(lambda: len(engine.requests) == 1, 30)
-        process.control.send(Drain(20))
+        process.control.send(Drain(120))
         made = answer.result()
         assert made.status_code == 200 and made.json()["status"] == "completed"
         stored = [(type(command), command.key) for command in engine.commands]
         assert stored == [(PutDocument, f"response:{made.json()['id']}")]
-        process.process.join(20)
+        process.process.join(60)
         assert process.process.exitcode == 0

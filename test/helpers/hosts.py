@@ -4,15 +4,18 @@ import multiprocessing
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
+import pytest
+
 from rwkv_batch.state.entries import Operation
+from rwkv_batch.state.host import service
 from rwkv_batch.state.host.service import UNUSED_SECONDS, DatabaseService, HostWriter, refuse, serve
 from rwkv_batch.state.host.store import HostStore
 from rwkv_batch.state.log.store import Store
@@ -102,9 +105,18 @@ class ThreadHost(Host):
         """Until it has ended."""
         self._thread.join()
 
-    def refuse(self, sentence: str) -> None:
-        """In place of it there is one, once, that cannot use the database."""
-        refuse(self.address, sentence, self._theirs)
+    @contextmanager
+    def refused(self, sentence: str) -> Iterator[None]:
+        """In place of it there is one, meanwhile, that cannot use the database."""
+        arguments = self.address, sentence, self._theirs
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(service, "REFUSING_SECONDS", 3600.0)  # until it is ended
+            refusing = threading.Thread(target=refuse, args=arguments, daemon=True)
+            refusing.start()
+            yield
+            self._stop.send(None)
+            refusing.join()
+            self._theirs.recv()
 
     def _begin(self) -> None:
         self._thread = threading.Thread(target=self._write, daemon=True)
@@ -127,8 +139,8 @@ class ProcessHost(Host):
 
     def start(self, first: bool = True) -> None:
         self._control, theirs = self._context.Pipe()
-        service = DatabaseService(str(self.path), self.address, first)
-        self.process = self._context.Process(target=serve, args=(service, theirs), daemon=True)
+        database = DatabaseService(str(self.path), self.address, first)
+        self.process = self._context.Process(target=serve, args=(database, theirs), daemon=True)
         self.process.start()
         theirs.close()
         refusal = self._control.recv()

@@ -25,7 +25,7 @@ from state_pool import StatePool
 MODEL = "0123456789abcdef", 65536
 SLOTS = 12
 STATE_BYTES = 2 * 64 * 2 + 64 * 64 * 4
-PATIENCE = 30.0  # seconds until a missing callback is a failure
+PATIENCE = 120.0  # seconds until a missing callback is a failure
 ALWAYS = 1e-9  # a speed of replay at which every image is worth writing
 NEVER = 1e18
 

@@ -22,7 +22,7 @@ PACKAGE = "postgresql"
 CLUSTER = Path("/etc/postgresql-common/createcluster.conf")  # of Debian: whether one is made and started
 KEEP = ("-o", "Dpkg::Options::=--force-confold")  # that file
 INSTALL = ("apt-get", "install", "-y", "-q", "--no-install-recommends", *KEEP)
-PATIENCE = 30.0  # seconds
+PATIENCE = 120.0  # seconds
 
 
 def find() -> Path | None:

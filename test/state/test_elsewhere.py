@@ -27,7 +27,7 @@ URL = f"{PROTOCOL}://bucket/prefix"
 SECRET = "s" * 32
 FIRST, SECOND = list(range(1, 9)), list(range(20, 30))
 END = after(BEGINNING, FIRST + SECOND)
-PATIENCE = 30.0
+PATIENCE = 60.0  # seconds until something that does not come is a failure
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,13 @@ def objects() -> Iterator[type[FaultyObjects]]:
     FaultyObjects.renew()
     yield FaultyObjects
     FaultyObjects.renew()
+
+
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for some seconds has not missed a state, and asks nobody again."""
+    monkeypatch.setattr(fetching, "MOST", PATIENCE)
+    monkeypatch.setattr(fetching, "REST", 3600.0)
 
 
 @pytest.fixture
@@ -63,7 +70,9 @@ def talk(store: PostgresStore, key: str = "a") -> None:
     bench = Bench(store=store)
     bench.turn(key, FIRST)
     bench.turn(key, SECOND)
-    bench.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rwkv_batch.state.postgres.store.SHARE_SECONDS", PATIENCE)
+        bench.close()
 
 
 def resume(bench: Bench, key: str = "a") -> list[int]:

@@ -3,6 +3,7 @@
 import queue
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -356,8 +357,8 @@ def test_what_cannot_be_stored_fails_at_once_and_is_stored_when_it_can(host: Thr
         names = [one.turn("a", [2], wait=False)]
         host.join()
         names.append(two.turn("b", [3], wait=False))
-        host.refuse("The disk has gone.")
-        errors = [str(each.wait(name).error) for each, name in zip((one, two), names, strict=True)]
+        with host.refused("The disk has gone."):
+            errors = [str(each.wait(name).error) for each, name in zip((one, two), names, strict=True)]
         assert errors[0] == f"The disk has gone. {UNKNOWN}", "it was sent to the process before"
         assert errors[1].startswith("The disk has gone.")
         host.answer_again()
@@ -366,24 +367,38 @@ def test_what_cannot_be_stored_fails_at_once_and_is_stored_when_it_can(host: Thr
 
 
 def test_what_nobody_stores_for_long_fails(host: ThreadHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "SILENCE", 0.1)
     with Pair(host) as (one, _):
         host.lose_the_next_answer()
-        name = one.turn("a", [1], wait=False)
-        host.join()
-        assert str(one.wait(name).error) == f"{link.SILENT} {UNKNOWN}"
+        with monkeypatch.context() as hasty:
+            hasty.setattr(link, "SILENCE", 0.1)
+            name = one.turn("a", [1], wait=False)
+            host.join()
+            assert str(one.wait(name).error) == f"{link.SILENT} {UNKNOWN}"
         host.answer_again()
         one.turn("b", [2])
 
 
-def test_why_a_database_cannot_be_used_is_said_to_the_engine(tmp_path: Path) -> None:
-    host = ProcessHost(tmp_path)
-    with pytest.raises(AssertionError, match="is a directory"):
-        host.start()
-    with pytest.raises(StoreError, match="is a directory; name a file for the database"):
-        Link(host.address, lambda: None)
-    host.process.join()
+def test_why_a_database_cannot_be_used_is_said_to_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process says it for a second, and another one once more to an engine that has not asked by then."""
+    monkeypatch.setattr(link, "PATIENCE", 120.0)
+    host, said = ProcessHost(tmp_path), list[str]()
+
+    def ask() -> None:
+        try:
+            Link(host.address, lambda: None)
+        except StoreError as error:
+            said.append(str(error))
+
+    engine = threading.Thread(target=ask)
+    engine.start()
+    while engine.is_alive():
+        with pytest.raises(AssertionError, match="is a directory"):
+            host.start()
+        host.process.join()
     host.close()
+    assert len(said) == 1 and "is a directory; name a file for the database" in said[0]
 
 
 def test_an_outcome_that_cannot_be_handed_on_holds_no_other_up(host: ThreadHost) -> None:

@@ -18,7 +18,7 @@ from databases import new_name, open_new
 from pools import Bench
 from postgres_proxy import PostgresProxy
 from postgres_server import PostgresServer
-from stores import chain, do, has, next_turn, session
+from stores import PATIENCE, chain, do, has, next_turn, session
 
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import (
@@ -30,6 +30,7 @@ from rwkv_batch.state.entries import (
     Removed,
     RowDamaged,
     StoreAway,
+    StoreDocument,
     Unavailable,
 )
 from rwkv_batch.state.jobs import JobThread
@@ -58,35 +59,62 @@ def test_a_copy_goes_on_while_a_server_ends_what_holds_its_rows(
 ) -> None:
     name, one = new_name(), next_turn(1)
     schema = schema_of(name)
+    # It goes on trying where this process stands still, and PostgreSQL ends its transaction for that.
+    waits = {"patience": 1e9, "stopped_ms": 50}
     with (
-        closing(PostgresStore(postgres.url, tmp_path, name=schema, patience=0, stopped_ms=50)) as store,
+        closing(PostgresStore(postgres.url, tmp_path, name=schema, **waits)) as store,
         psycopg.connect(postgres.url, autocommit=True) as database,
     ):
         do(store, PutTurn(one), PutSession(session("a", one)))
         with closing(PostgresContents(postgres.url, name, empty=False)) as copied, database.transaction():
             assert [*copied.sessions()] == [session("a", one)]
             database.execute(f'SELECT 1 FROM "{schema}".sessions FOR UPDATE'.encode())
-            for _ in range(2):  # the second time it ends what is stopped
-                with pytest.raises(StoreAway):
-                    store.commit([[DeleteSessions(["a"])]])
+            with pytest.raises(StoreAway):
+                store.commit([[DeleteSessions(["a"])]])  # which ends what is stopped before it gives up
             assert [*copied.turns()] == [one]
 
 
 def test_a_connection_that_was_idle_for_too_long_is_made_again(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
-    url = f"{postgres.url}&application_name=idle&options=-c%20idle_session_timeout%3D100"
-    one = next_turn(1)
+    one, document = next_turn(1), StoreDocument("d", 1.5, b"text")
     with (
-        closing(open_new(url, tmp_path, patience=0)) as store,
+        closing(open_new(f"{postgres.url}&application_name=idle", tmp_path, patience=0)) as store,
         psycopg.connect(postgres.url, autocommit=True) as database,
     ):
+        assert store.keeper.settle(PATIENCE)  # its thread has a connection of its own
         for _ in range(2):
-            until(database, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idle'", 0)
+            end_idle(postgres, database, lambda: store.find_session("a"))
             assert store.find_session("a") is None
-        until(database, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idle'", 0)
+        end_idle(postgres, database, lambda: do(store, document))
         do(store, PutTurn(one), PutSession(session("a", one), follows=NONE))
         assert has(store, one)
+
+
+def end_idle(postgres: PostgresServer, database: psycopg.Connection, use: Callable[[], object]) -> None:
+    """The connection that `use` has is ended, as it has been idle for too long; no other one is.
+
+    One that is idle already learns of the limit when it is used again.
+    """
+    use()
+    database.execute("SET idle_session_timeout = 0")
+    limit_idle(postgres, database, 100)
+    query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idle'"
+    (count,) = database.execute(query).fetchone() or (0,)
+    use()
+    until(database, query, count - 1)
+    limit_idle(postgres, database, 0)
+
+
+def limit_idle(postgres: PostgresServer, database: psycopg.Connection, milliseconds: int) -> None:
+    """From when this returns, of connections that are made."""
+    database.execute(f"ALTER SYSTEM SET idle_session_timeout = {milliseconds}".encode())
+    database.execute("SELECT pg_reload_conf()")
+    query = "SELECT setting FROM pg_settings WHERE name = 'idle_session_timeout'"
+    while True:
+        with suppress(psycopg.OperationalError), psycopg.connect(postgres.url, autocommit=True) as new:
+            if new.execute(query).fetchone() == (str(milliseconds),):
+                return
 
 
 def test_what_a_role_has_by_default_does_not_count(postgres: PostgresServer) -> None:

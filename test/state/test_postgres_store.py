@@ -250,8 +250,7 @@ def test_a_server_that_stops_in_a_transaction_holds_nobody_up_for_long(
     one, two = chain(1, [5, 5])
     do(store, PutTurn(one), PutSession(session("a", one)))
     database.execute("SET idle_in_transaction_session_timeout = 100")
-    database.execute("BEGIN")
-    database.execute("SELECT 1 FROM sessions FOR UPDATE")
+    database.execute("BEGIN; SELECT 1 FROM sessions FOR UPDATE")  # together, as the time begins at once
     do(store, PutTurn(two), PutSession(session("a", two), follows=one.id))
     with pytest.raises(psycopg.Error, match="idle-in-transaction timeout"):
         database.execute("COMMIT")

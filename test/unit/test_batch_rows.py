@@ -91,7 +91,7 @@ def run(store: BatchStore, asked: Asked, until: Callable[[], bool], width: int =
         with pytest.raises(asyncio.CancelledError):
             await runner
 
-    asyncio.run(asyncio.wait_for(serve(), 30))
+    asyncio.run(asyncio.wait_for(serve(), 120))  # a deadline
 
 
 def over(store: BatchStore, name: str) -> Callable[[], bool]:

@@ -62,7 +62,7 @@ class Driver:
             if events and isinstance(events[-1], kind) and _ends(events[-1]):
                 return events
             if not self.engine.busy:
-                assert self.woken.wait(30), "the engine waits for nothing"
+                assert self.woken.wait(120), "the engine waits for nothing"
             self.step()
 
     def step(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from engine_driver import SAMPLED, WEIGHTS, Driver, free_slots
 from failing_memory import failing_memory
-from fault_points import FaultPoints, open_files
+from fault_points import FaultPoints, open_files, opened_since
 from mixtures import numbers, parts
 from row_adapters import write
 
@@ -334,7 +334,7 @@ def trial(points: FaultPoints, number: int, error: Callable[[], Exception], plac
         while left := {each for each in threading.enumerate() if not each.name.startswith(POOLED)} - threads:
             assert time.monotonic() < end, f"threads stay: {left}; failed: {points.hit}"
             time.sleep(0.001)
-        assert open_files() == files, f"files stay; failed: {points.hit}"
+        assert not opened_since(files), f"files stay; failed: {points.hit}"
         return outcome
     finally:
         points.disarm()

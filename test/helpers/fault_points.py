@@ -7,6 +7,7 @@ at one number.
 import inspect
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -79,3 +80,8 @@ def open_files() -> list[str]:
         with suppress(OSError):
             found.append(os.readlink(each))
     return sorted(name for name in found if not name.startswith("/proc"))
+
+
+def opened_since(before: list[str]) -> list[str]:
+    """What this process has open now and had not before. What others have closed meanwhile does not count."""
+    return sorted((Counter(open_files()) - Counter(before)).elements())

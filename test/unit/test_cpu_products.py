@@ -338,8 +338,8 @@ def test_the_threads_are_those_that_torch_has(compiled):
         product = products.packed_linear(compiled, draw(4096, 512), None)
         x = draw(64, 512)
         torch.zeros(1 << 22).exp_()  # wakes torch's threads
-        running = len(os.listdir("/proc/self/task"))
+        running = set(os.listdir("/proc/self/task"))
         product(x)
-        assert len(os.listdir("/proc/self/task")) == running
+        assert set(os.listdir("/proc/self/task")) <= running, "threads of others may end meanwhile"
     finally:
         torch.set_num_threads(before)

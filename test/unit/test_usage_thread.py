@@ -32,7 +32,7 @@ def test_the_garbage_collector_may_end_a_stream_while_a_write_is_asked_for(tmp_p
     try:
         gc.set_threshold(1, 10**6, 10**6)
         threading.Thread(target=ask, daemon=True).start()
-        assert done.wait(30), "a thread waits for what it holds itself"
+        assert done.wait(250), "a thread waits for what it holds itself"
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(a_stream_is_found)

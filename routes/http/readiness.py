@@ -1,6 +1,7 @@
 """Which engines make steps, as the supervisor says."""
 
 import time
+from typing import Literal
 
 
 class Readiness:
@@ -26,6 +27,12 @@ class Readiness:
         self._silent.pop(engine, None)
         if seconds:
             self._silent[engine] = time.monotonic() - seconds
+
+    def of(self, engine: int) -> Literal["ready", "stalled", "down"]:
+        """Whether that engine makes steps. "down": it loads, is started again, or has been left out."""
+        if engine not in self._serving:
+            return "down"
+        return "stalled" if engine in self._silent else "ready"
 
     @property
     def silent(self) -> float:

@@ -7,6 +7,7 @@ from robyn import Response
 from routes.http.exchange import HttpRequest, json_response
 from routes.http.frontend import Frontend
 from routes.native.shapes import Live, Ready
+from rwkv_batch.wire.host.merging import name_of
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +19,10 @@ async def live(front: Frontend, http: HttpRequest) -> Response:
 
 
 async def ready(front: Frontend, http: HttpRequest) -> Response:
-    """GET /health/ready: 200 when a request would be answered, else 503 with the reason, logged once."""
+    """GET /health/ready: 200 when a request would be answered, else 503 with the reason, logged once.
+
+    Of several engines it says what each does, as one that serves is enough.
+    """
     state, reason = front.readiness_now
     before, front.readiness.noted = front.readiness.noted, state
     if reason and state != before:
@@ -26,4 +30,6 @@ async def ready(front: Frontend, http: HttpRequest) -> Response:
     body: Ready = {"status": state}
     if reason:
         body["reason"] = reason
+    if (count := front.client.count) > 1:
+        body["engines"] = {name_of(engine): front.readiness.of(engine) for engine in range(count)}
     return json_response(http, body, 503 if reason else 200)

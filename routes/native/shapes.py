@@ -290,3 +290,4 @@ class Live(TypedDict):
 class Ready(TypedDict):
     status: str  # "ready", else "loading", "stalled" or "draining"
     reason: NotRequired[str]
+    engines: NotRequired[dict[str, Literal["ready", "stalled", "down"]]]  # by name, of several

@@ -37,6 +37,12 @@ GREEDY = {"temperature": 0, "alpha_presence": 0, "alpha_frequency": 0, "max_toke
 OVER = ("completed", "failed", "expired", "cancelled")  # statuses of batches
 CLEAR = (503, 507)  # statuses that say: not now
 REFILLED = re.compile(r"-\d+$")  # of front ends, which have another number each time
+# What each process of a kind opens when it first needs it, and keeps open: so many times at least.
+OPENED = {
+    "engine": Counter({"sessions.db": 2}),  # to find sessions, and to read them
+    "frontend": Counter({"keys.json.usage.db": 1, "batches/batches.db": 1}),
+    "batches": Counter({"keys.json.usage.db": 1}),
+}
 # What a server makes for itself while it runs, and keeps.
 KEPT = re.compile(
     r"(.*\.(db|jsonl|json|lock|limits|log|pth)|.*\.db-(wal|shm)|batches/running|tmp/.*|.*\.images)", re.ASCII
@@ -255,8 +261,17 @@ class Scenario:
     def ready(self) -> bool:
         """Whether all engines serve."""
         with suppress(httpx.TransportError):
-            return self.http.get("/health/ready").status_code == 200
+            reply = self.http.get("/health/ready")
+            each = reply.json().get("engines", {"engine": "ready"})
+            return reply.status_code == 200 and set(each.values()) == {"ready"}
         return False
+
+    @property
+    def engine_restarts(self) -> float:
+        """How many engines have died and were started again, as the front end knows that is asked."""
+        boss = {"Authorization": f"Bearer {self.keys['boss']}"}
+        text = self.http.get("/metrics", headers=boss).text
+        return float(re.findall(r'rwkv:restarts_total\{process="engine"\} (\S+)', text)[0])
 
     def run(self, step: Callable[["Scenario"], None]) -> str:
         """Take a step; what a request of it was refused with, if one was. Raises Wrong."""
@@ -363,8 +378,57 @@ class Scenario:
         self.unknown.discard(key)
 
     def note(self) -> None:
-        """What is open and what is on the disk by now may stay."""
-        self._before = self._found()
+        """What is open and what is on the disk by now may stay.
+
+        The server is used until all is open that it opens when it is first needed, and nothing more comes.
+        """
+        found: dict[str, Counter[str]] = {}
+
+        def settled() -> bool:
+            before = dict(found)
+            with suppress(Refused):
+                self._open()
+            found.clear()
+            found.update(self._found())
+            return found == before and not self._unopened()
+
+        self._before = {}
+        until(settled, 3 * PATIENCE)
+        self._before = found
+
+    def _open(self) -> None:
+        """Have each process open what it opens once, and remove what that has stored."""
+        kinds = {role for role, _ in self._unopened()}
+        for key in [self.name("opening") for _ in range(2 * self.engines)]:  # which all engines get
+            self.say(key, "My name is Ben.")
+            self.history(key)
+            self._forget(key)
+        self._listed("/v1/files")
+        if "batches" in kinds:
+            self._run_batch()
+
+    def _run_batch(self) -> None:
+        """Have a file of one request answered, and remove what that leaves."""
+        body = {"max_tokens": 1, "messages": [{"role": "user", "content": "Hello!"}]}
+        row = {"custom_id": "0", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        form = {"data": {"purpose": "batch"}, "files": {"file": ("rows.jsonl", json.dumps(row).encode())}}
+        asked = self.ask("POST", "/v1/files", **form).json()["id"]
+        batch = {"input_file_id": asked, "endpoint": row["url"], "completion_window": "24h"}
+        path = f"/v1/batches/{self.ask('POST', '/v1/batches', batch).json()['id']}"
+        until(lambda: self.ask("GET", path).json()["status"] in OVER, PATIENCE)
+        for file in (asked, self.ask("GET", path).json()["output_file_id"]):
+            self.ask("DELETE", f"/v1/files/{file}")
+
+    def _unopened(self) -> list[tuple[str, str]]:
+        """What is to be open in each process of a kind, and is not yet."""
+        return [
+            (kind, file)
+            for name, pid in self.server.children().items()
+            for kind, files in OPENED.items()
+            if name.startswith(kind)
+            for file in files - Counter(map(self._plain, _open_files(pid)))
+            if file != "sessions.db" or (self.folder / file).exists()  # it may be PostgreSQL
+        ]
 
     def left_behind(self) -> list[str]:
         """What is open, runs or is on the disk that was not when `note` was called."""

@@ -24,26 +24,31 @@ LOGGED_WITHIN = 60.0  # seconds, likewise
 
 
 def serve(
-    config: FrontendConfig, name: str, address: str, control: Connection, log: str, patches: dict[str, float]
+    config: FrontendConfig,
+    name: str,
+    addresses: Sequence[str],
+    control: Connection,
+    log: str,
+    patches: dict[str, float],
 ) -> None:
     """Be a front end, in the new process, with constants changed ("routes.http.generate.ACCEPTED_WITHIN")."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.argv = ["app.py"]  # importing the HTTP library reads it
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(Path(address.removeprefix("ipc://")).parent)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(Path(addresses[0].removeprefix("ipc://")).parent)
     for place, value in patches.items():
         module, _, constant = place.rpartition(".")
         assert hasattr(importlib.import_module(module), constant)
         setattr(importlib.import_module(module), constant, value)
     from routes.server import run
 
-    run(config, name, [address], control)
+    run(config, name, addresses, control)
 
 
 class FrontendProcess:
     """Started on entry, killed on exit if it is still there. `port` and `engine` may be those of
-    another one.
+    another one. `missing`: so many more engines, of which nothing comes.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class FrontendProcess:
         patches: dict[str, float] | None = None,
         name: str = "frontend",
         infos: Sequence[EngineInfo] = (INFO,),
+        missing: int = 0,
         **options,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -65,12 +71,14 @@ class FrontendProcess:
         self.name, self.infos = name, list(infos)
         self._config = FrontendConfig(port=self.port, **{"log_level": "DEBUG"} | options)
         self._ready, self._patches = ready, patches or {}
+        self._addresses = [self.engine.address]
+        self._addresses += [f"ipc://{self._folder.name}/missing-{number}" for number in range(missing)]
 
     def __enter__(self) -> "FrontendProcess":
         self.control, theirs = spawn.Pipe()
         self.process = spawn.Process(
             target=serve,
-            args=(self._config, self.name, self.engine.address, theirs, str(self.log), self._patches),
+            args=(self._config, self.name, self._addresses, theirs, str(self.log), self._patches),
         )
         self.process.start()
         theirs.close()

@@ -56,9 +56,9 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
 @pytest.fixture(scope="module")
 def place(faults: Faults) -> Iterator[Scenario]:
     with Scenario(faults.prefix, shell=faults.shell) as place:
-        for name in dict.fromkeys(point[0] for point in POINTS):  # what is opened once stays open
-            assert (place.run(STEPS[name]), place.check()) == ("", [])
         place.note()
+        for name in dict.fromkeys(point[0] for point in POINTS):
+            assert (place.run(STEPS[name]), place.check()) == ("", [])
         yield place
         assert not place.left_behind()
         assert place.stop() == 0, place.server.log()

@@ -97,6 +97,26 @@ def test_one_engine_of_two_that_stalls_leaves_the_other():
         ready(process, "ready")
 
 
+def test_of_several_engines_it_says_what_each_does():
+    """One that serves is enough to be ready."""
+    with FrontendProcess(ready=False, missing=1) as process:
+
+        def become(first: str, second: str) -> bool:
+            wanted = {"engine-0": first, "engine-1": second}
+            process.until(lambda _: process.http.get("/health/ready").json()["engines"] == wanted)
+            return process.http.get("/health/ready").status_code == 200
+
+        assert not become("down", "down")
+        process.control.send(Serving([INFO], engine=1))
+        assert become("down", "ready")
+        process.control.send(Serving([INFO], engine=0))
+        assert become("ready", "ready")
+        process.control.send(Stalled(0, 12.0))
+        assert become("stalled", "ready")
+        process.control.send(EngineLost(0))
+        assert become("down", "ready")
+
+
 def test_a_lost_engine_fails_what_runs_and_can_come_back():
     with FrontendProcess() as process, ThreadPoolExecutor() as pool:
         waiting = pool.submit(process.http.post, V1, json={"contents": ["hang"]})

@@ -11,7 +11,7 @@ starts of threads and processes (test/helpers/inside_faults.py). With --engine o
 of an engine in this process does, while it is asked a list of requests (test/helpers/engine_faults.py).
 
     python bench/faults.py [--engines 1] [--postgres] [--steps chat,turns] [--calls write,sync] [--most N]
-                           [--restarts] [--errors N]
+                           [--first N] [--restarts] [--errors N]
 """
 
 import argparse
@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,11 +51,17 @@ class Point:
     wrong: list[str] = field(default_factory=list)
 
 
-def points(place: Scenario, faults: Faults, step: str, call: Call, error: int, most: int) -> Iterator[Point]:
-    """Let each call of this kind fail once, until the step has no more."""
-    for number in range(most):
+def points(
+    place: Scenario, faults: Faults, step: str, call: Call, error: int, numbers: range
+) -> Iterator[Point]:
+    """Let each call of this kind fail once that has one of these numbers, until the step has no more."""
+    for number in numbers:
         before = place.server.children()
-        faults.arm(call, error, number)
+        arm = partial(faults.arm, call, error, number)
+        if step in RESTARTS:
+            place.before_kill = arm
+        else:
+            arm()
         said, wrong = "", []
         try:
             said = place.run((STEPS | RESTARTS)[step])
@@ -162,6 +169,7 @@ def main() -> None:
     parser.add_argument("--steps", type=lambda text: text.split(","), default=[*STEPS])
     parser.add_argument("--calls", type=lambda text: [Call[name.upper()] for name in text.split(",")])
     parser.add_argument("--most", type=int, default=MOST, help="calls of a kind in a step")
+    parser.add_argument("--first", type=int, default=0, help="calls of a kind in a step that go well before")
     parser.add_argument("--restarts", action="store_true", help="processes that are started again, too")
     parser.add_argument("--errors", type=int, default=1, help="errors of each kind of call")
     parser.add_argument("--inside", help="kinds of calls, separated by commas, or all")
@@ -181,6 +189,7 @@ def main() -> None:
 def fail_in_system(options: argparse.Namespace) -> None:
     """Calls of the operating system on the files of a server, and on its connections to PostgreSQL."""
     steps = [*options.steps, *(RESTARTS if options.restarts else [])]
+    numbers = range(options.first, options.first + options.most)
     folder, scratch, began = new_folder(), new_folder(), time.monotonic()
     faults, found = Faults(scratch, folder), list[Point]()
     flags, database = [], None
@@ -198,7 +207,7 @@ def fail_in_system(options: argparse.Namespace) -> None:
             for step in steps:
                 for call in options.calls or [*ERRORS]:
                     for error in ERRORS[call][: options.errors]:
-                        fail_each(place, faults, step, call, error, options.most, found)
+                        fail_each(place, faults, step, call, error, numbers, found)
             print("after kill -9:", place.restart(kill=True) or "nothing is wrong")
     finally:
         print("\n".join(table(found)))
@@ -211,12 +220,12 @@ def fail_in_system(options: argparse.Namespace) -> None:
 
 
 def fail_each(
-    place: Scenario, faults: Faults, step: str, call: Call, error: int, most: int, found: list[Point]
+    place: Scenario, faults: Faults, step: str, call: Call, error: int, numbers: range, found: list[Point]
 ) -> None:
     """All points of a step and a kind of calls, each of which is printed if it is wrong."""
     began, before = time.monotonic(), len(found)
     place.restarted = place.restarted or step in RESTARTS
-    for point in points(place, faults, step, call, error, most):
+    for point in points(place, faults, step, call, error, numbers):
         found.append(point)
         if point.wrong:
             print(f"{step}: {point.fault}: {point.said}", *point.wrong, sep="\n    ", flush=True)

@@ -72,6 +72,7 @@ class Scenario:
 
     server: Server
     restarted = False  # a process has died: what a front end has counted stays in temporary files then
+    before_kill: Callable[[], None] = staticmethod(lambda: None)  # is called just before one is killed
 
     def __init__(self, folder: Path, *flags: str, engines: int = 1, shell: str = 'exec "$@"') -> None:
         """folder: everything that the server writes lies in it; it is made, with a short path."""
@@ -267,11 +268,15 @@ class Scenario:
         return False
 
     @property
-    def engine_restarts(self) -> float:
-        """How many engines have died and were started again, as the front end knows that is asked."""
+    def ready_again(self) -> bool:
+        """Whether all engines serve, and the front end that is asked knows of all that have died until now."""
         boss = {"Authorization": f"Bearer {self.keys['boss']}"}
-        text = self.http.get("/metrics", headers=boss).text
-        return float(re.findall(r'rwkv:restarts_total\{process="engine"\} (\S+)', text)[0])
+        died = len(re.findall(r" engine\S* died .*; it is started again", self.server.log()))
+        with suppress(httpx.TransportError):
+            text = self.http.get("/metrics", headers=boss).text  # an error, if a call of it fails
+            known = re.findall(r'rwkv:restarts_total\{process="engine"\} (\S+)', text)
+            return bool(known) and float(known[0]) >= died and self.ready
+        return False
 
     def run(self, step: Callable[["Scenario"], None]) -> str:
         """Take a step; what a request of it was refused with, if one was. Raises Wrong."""

@@ -289,12 +289,11 @@ def _killed(role: str, use: Step) -> Step:
         name = next((name for name in found if name.startswith(role)), None)
         if name is None:  # one engine has no process that writes for it
             return
-        restarts = place.engine_restarts + role.startswith("engine")
+        place.before_kill()
         os.kill(found[name], signal.SIGKILL)
         until(lambda: not alive(found[name]), SETTLED)
         until(lambda: len(place.server.children()) == len(found), PATIENCE)
-        # A front end says that all serve until it has been informed of one that has died.
-        until(lambda: place.engine_restarts >= restarts and place.ready, PATIENCE)
+        until(lambda: place.ready_again, PATIENCE)
         use(place)
 
     return step
@@ -313,7 +312,7 @@ def engine_killed_in_use(place: Scenario) -> None:
     for events in under_way:
         next(events)
     name, pid = next(found for found in place.server.children().items() if found[0].startswith("engine"))
-    restarts = place.engine_restarts
+    place.before_kill()
     os.kill(pid, signal.SIGKILL)
     for events in under_way:
         with suppress(Refused):
@@ -323,8 +322,7 @@ def engine_killed_in_use(place: Scenario) -> None:
     def back() -> bool:
         with suppress(Refused):  # while it is not there
             chat(place)
-        again = place.server.children().get(name, pid) != pid and place.engine_restarts > restarts
-        return again and place.ready
+        return place.server.children().get(name, pid) != pid and place.ready_again
 
     until(back, 3 * PATIENCE)  # its first process may end too
     # The turn may just have been committed.

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from fault_scenario import Scenario, Wrong
@@ -112,7 +113,11 @@ def _try(
     place: Scenario, faults: InsideFaults, step: str, call: tuple[str, str, int], number: int
 ) -> InsidePoint | None:
     """None: the step has no such call."""
-    faults.arm(*call, number)
+    arm = partial(faults.arm, *call, number)
+    if step in RESTARTS:
+        place.before_kill = arm
+    else:
+        arm()
     said, wrong = "", []
     try:
         said = place.run((STEPS | RESTARTS)[step])

@@ -15,6 +15,7 @@ GREEDY = {"temperature": 0, "alpha_presence": 0, "alpha_frequency": 0, "max_toke
 CAPITAL = "User: What is the capital of France?\n\nAssistant:"
 ENDLESS = GREEDY | {"contents": [CAPITAL], "stop_tokens": [], "max_tokens": 10_000_000, "chunk_size": 1}
 ENGINES = ("engine-0", "engine-1")
+ALL_READY = {"status": "ready", "engines": dict.fromkeys(ENGINES, "ready")}
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +193,7 @@ def test_kill_9_of_an_engine_under_load_loses_no_turn(host: Server):
         ),
         60,
     )
+    until(lambda: httpx.get(host.url + "/health/ready", timeout=60).json() == ALL_READY, 60)
     for session in sessions:
         history = httpx.get(
             host.url + "/v1/state/history", params={"session_id": session}, timeout=60

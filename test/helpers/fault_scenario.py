@@ -269,7 +269,7 @@ class Scenario:
 
     @property
     def ready_again(self) -> bool:
-        """Whether all engines serve, and the front end that is asked knows of all that have died until now."""
+        """Whether all engines serve, and the front end that is asked knows of all that have died."""
         boss = {"Authorization": f"Bearer {self.keys['boss']}"}
         died = len(re.findall(r" engine\S* died .*; it is started again", self.server.log()))
         with suppress(httpx.TransportError):
@@ -399,6 +399,10 @@ class Scenario:
 
         self._before = {}
         until(settled, 3 * PATIENCE)
+        if not (self.folder / "sessions.db").exists():
+            # PostgreSQL: what removes states of other servers' sessions connects after ten minutes.
+            for name in filter(re.compile("engine").match, found):
+                found[name]["socket"] += 1
         self._before = found
 
     def _open(self) -> None:

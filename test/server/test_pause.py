@@ -3,13 +3,15 @@
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from itertools import islice
 from pathlib import Path
 
 import httpx
 import pytest
 from serving import Server
 
-TOKENS = 300  # so many that a request runs still when a busy machine lets it be paused
+TOKENS = 300
+TRIES = 20  # to pause a request while it runs, which a machine that stands still may keep from happening
 LONG = {
     "stop_tokens": [],
     "max_tokens": TOKENS,
@@ -18,7 +20,7 @@ LONG = {
     "use_prefix_cache": False,
 }
 TALE = "User: Tell me a story.\n\nAssistant:"
-TALE_STREAM = LONG | {"contents": [TALE], "stream": True}
+ENDLESS_STREAM = LONG | {"contents": [TALE], "max_tokens": 10_000_000, "stream": True}
 
 
 class Place:
@@ -57,26 +59,42 @@ def texts(lines: Iterator[str]) -> Iterator[tuple[str, str | None]]:
             yield choice["delta"].get("content", ""), choice.get("finish_reason")
 
 
+Said = list[tuple[str, str | None]]
+
+
+def until_paused(place: Place, path: str, body: dict, id_: str, events: int) -> Said:
+    """What a stream says until it is paused, which is asked for behind so many events.
+
+    Empty: it had ended by then, as its client had to wait for its turn on a core.
+    """
+    with place.stream(path, body, id_) as stream:
+        assert stream.headers["x-request-id"] == id_
+        said = texts(stream.iter_lines())
+        before = [*islice(said, events)]
+        listed = place.http.get("/v1/server/status").json()["active_requests"]
+        answer = place.post("/v1/server/pause", {"request_id": id_}).json()
+        before += said
+    assert answer["ok"] and answer["paused"] == (before[-1] == ("", "paused"))
+    if not answer["paused"]:
+        assert before[-1] == ("", "length")
+        return []
+    assert answer["request_id"] == id_ and [request["request_id"] for request in listed] == [id_]
+    return before
+
+
 def test_paused_streams_go_on_after_a_restart(place: Place) -> None:
     """One without a session, and one that is a turn of it."""
     body = LONG | {"contents": [TALE]}
     expected = place.whole("/v1/chat/completions", body)
-    requests = {
-        "tale": ("/v1/chat/completions", body),
-        "turn": ("/state/chat/completions", body | {"session_id": "teller"}),
-    }
-    before = {}
-    for name, (path, fields) in requests.items():
-        with place.stream(path, fields | {"stream": True}, name) as stream:
-            assert stream.headers["x-request-id"] == name
-            said = texts(stream.iter_lines())
-            before[name] = [next(said) for _ in range(20)]
-            listed = place.http.get("/v1/server/status").json()
-            assert [request["request_id"] for request in listed["active_requests"]] == [name]
-            answer = place.post("/v1/server/pause", {"request_id": name}).json()
-            assert answer["ok"] and answer["paused"] and answer["request_id"] == name
-            before[name] += said
-        assert before[name][-1] == ("", "paused")
+    requests = {"tale": "/v1/chat/completions", "turn": "/state/chat/completions"}
+    before: dict[str, Said] = {}
+    for name, path in requests.items():
+        for number in range(TRIES):
+            teller = f"teller {number}"
+            session = {"session_id": teller} if name == "turn" else {}
+            if said := until_paused(place, path, body | {"stream": True} | session, name, 20):
+                break
+        before[name] = said
         listed = place.http.get("/v1/server/status").json()
         assert (listed["status"], listed["active_requests"]) == ("running", [])
         paused = [{"request_id": each, "model": "rwkv7-demo"} for each in before]
@@ -93,12 +111,12 @@ def test_paused_streams_go_on_after_a_restart(place: Place) -> None:
         assert name not in [request["request_id"] for request in listed]
         assert place.post("/v1/server/resume", {"request_id": name}).status_code == 404
     assert listed == []
-    (turn,) = place.http.get("/v1/state/history", params={"session_id": "teller"}).json()["turns"]
+    (turn,) = place.http.get("/v1/state/history", params={"session_id": teller}).json()["turns"]
     assert (turn["completion"], len(turn["completion_tokens"])) == (expected, TOKENS)
 
 
 def test_a_stopped_stream_ends_with_what_it_has(place: Place) -> None:
-    with place.stream("/v1/chat/completions", TALE_STREAM) as stream:
+    with place.stream("/v1/chat/completions", ENDLESS_STREAM) as stream:
         said = texts(stream.iter_lines())
         next(said)
         answer = place.post("/v1/server/stop", {}).json()  # there is just one
@@ -111,15 +129,14 @@ def test_a_stopped_stream_ends_with_what_it_has(place: Place) -> None:
 def test_a_resumed_request_may_be_paused_again_and_read_whole(place: Place) -> None:
     expected = place.whole("/v1/chat/completions", LONG | {"contents": [TALE]})
     again = {"request_id": "x"}
-    parts = []
-    for path, body in (("/v1/chat/completions", TALE_STREAM), ("/v1/server/resume", again)):
-        with place.stream(path, body, "x") as stream:
-            said = texts(stream.iter_lines())
-            parts += [next(said)[0] for _ in range(5)]
-            assert place.post("/v1/server/pause", again).json()["paused"]
-            parts += [text for text, _ in said]
-    parts.append(place.whole("/v1/server/resume", again | {"stream": False}))
-    assert "".join(parts) == expected
+    began = "/v1/chat/completions", LONG | {"contents": [TALE], "stream": True}
+    for _ in range(TRIES):
+        if (first := until_paused(place, *began, "x", 5)) and (
+            second := until_paused(place, "/v1/server/resume", again, "x", 5)
+        ):
+            break
+    last = place.whole("/v1/server/resume", again | {"stream": False})
+    assert "".join(text for text, _ in first + second) + last == expected
 
 
 @pytest.mark.parametrize(
@@ -144,8 +161,8 @@ def test_nobody_to_pause(place: Place, body: dict) -> None:
 
 def test_without_a_name_there_must_be_one_request(place: Place) -> None:
     with (
-        place.stream("/v1/chat/completions", TALE_STREAM, "one") as one,
-        place.stream("/v1/chat/completions", TALE_STREAM, "two") as two,
+        place.stream("/v1/chat/completions", ENDLESS_STREAM, "one") as one,
+        place.stream("/v1/chat/completions", ENDLESS_STREAM, "two") as two,
     ):
         said = [texts(stream.iter_lines()) for stream in (one, two)]
         for each in said:

@@ -43,11 +43,17 @@ def rows_run(server: Server) -> dict[str, float]:
 
 
 def figures(server: Server, family: str) -> dict[str, float]:
-    """What /metrics says of each engine."""
-    found = {}
-    for line in httpx.get(server.url + "/metrics", timeout=60).text.splitlines():
-        if line.startswith(f"rwkv:{family}{{"):
-            found[line.split('engine="')[1].split('"')[0]] = float(line.rpartition(" ")[2])
+    """What /metrics says of each engine, once both have answered it soon enough."""
+    found: dict[str, float] = {}
+
+    def answered() -> bool:
+        text = httpx.get(server.url + "/metrics", timeout=60).text
+        for line in text.splitlines():
+            if line.startswith(f"rwkv:{family}{{"):
+                found[line.split('engine="')[1].split('"')[0]] = float(line.rpartition(" ")[2])
+        return all(f'rwkv:engine_up{{engine="{name}"}} 1.0' in text for name in ENGINES)
+
+    until(answered)
     return found
 
 
@@ -109,23 +115,15 @@ def test_a_request_that_is_spread_is_paused_and_resumed_as_one(host: Server):
     prompts = [f"User: Tell me {n} stories.\n\nAssistant:" for n in ("two", "three", "four")]
     body = ENDLESS | {"contents": prompts, "max_tokens": 120, "use_prefix_cache": False}
     expected = [c["message"]["content"] for c in post(host, "/v1/chat/completions", body)["choices"]]
-    texts = dict.fromkeys(range(3), "")
-    with httpx.stream(
-        "POST",
-        host.url + "/v1/chat/completions",
-        json=body | {"stream": True},
-        headers={"X-Request-Id": "tales"},
-        timeout=60,
-    ) as stream:
-        said = events(stream)
-        _add(texts, next(said))
-        (listed,) = httpx.get(host.url + "/v1/server/status", timeout=60).json()["active_requests"]
-        assert (listed["request_id"], listed["rows"]) == ("tales", 3)
-        assert post(host, "/v1/server/pause", {"request_id": "tales"})["paused"]
-        for event in said:
-            _add(texts, event)
-    paused = httpx.get(host.url + "/v1/server/status", timeout=60).json()["paused_requests"]
-    assert [each["request_id"] for each in paused] == ["tales"]
+    for _ in range(20):  # tries, as all rows run still when their client has its turn on a core
+        texts, active, reasons = _paused(host, body | {"stream": True})
+        if reasons == ["paused"] * 3:
+            break
+        httpx.post(host.url + "/v1/server/stop", json={"request_id": "tales"}, timeout=60)
+    ((name, rows),) = [(each["request_id"], each["rows"]) for each in active]
+    assert (name, rows) == ("tales", 3)
+    listed = httpx.get(host.url + "/v1/server/status", timeout=60).json()["paused_requests"]
+    assert [each["request_id"] for each in listed] == ["tales"]
     rest = post(host, "/v1/server/resume", {"request_id": "tales", "stream": False})
     for choice in rest["choices"]:
         texts[choice["index"]] += choice["message"]["content"]
@@ -133,9 +131,26 @@ def test_a_request_that_is_spread_is_paused_and_resumed_as_one(host: Server):
     assert httpx.get(host.url + "/v1/server/status", timeout=60).json()["paused_requests"] == []
 
 
-def _add(texts: dict[int, str], event: dict | str) -> None:
-    for choice in event["choices"] if isinstance(event, dict) else ():
-        texts[choice["index"]] += choice["delta"].get("content", "")
+def _paused(server: Server, body: dict) -> tuple[dict[int, str], list[dict], list[str]]:
+    """A request of three rows, which is paused: its texts, who ran before, and why its rows ended."""
+    texts, reasons = dict.fromkeys(range(3), ""), list[str]()
+
+    def add(event: dict | str) -> None:
+        for choice in event["choices"] if isinstance(event, dict) else ():
+            texts[choice["index"]] += choice["delta"].get("content", "")
+            if reason := choice.get("finish_reason"):
+                reasons.append(reason)
+
+    named, path = {"X-Request-Id": "tales"}, "/v1/chat/completions"
+    with httpx.stream("POST", server.url + path, json=body, headers=named, timeout=60) as stream:
+        said = events(stream)
+        add(next(said))
+        active = httpx.get(server.url + "/v1/server/status", timeout=60).json()["active_requests"]
+        answer = post(server, "/v1/server/pause", {"request_id": "tales"})
+        for event in said:
+            add(event)
+    assert answer["paused"] == ("paused" in reasons) and len(reasons) == 3
+    return texts, active, reasons
 
 
 def turn(server: Server, session: str, prompt: str) -> str:
@@ -165,6 +180,7 @@ def test_kill_9_of_an_engine_under_load_loses_no_turn(host: Server):
     sessions = [f"s{number}" for number in range(8)]
     said = {session: [turn(host, session, f"I am {session}.")] for session in sessions}
     before = host.children()
+    until(lambda: not any(_running(host).values()))  # nor a stream that another test has left
     with (
         httpx.stream(
             "POST", host.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=60
@@ -184,14 +200,16 @@ def test_kill_9_of_an_engine_under_load_loses_no_turn(host: Server):
         for session in sessions:
             said[session].append(turn(host, session, "And now?"))
     until(lambda: victim in host.children() and host.children()[victim] != before[victim])
+    starting = host.children()[victim]
+    os.kill(starting, signal.SIGSTOP)
     load = {"lora_name": "late", "lora_path": "capitals.pth", "adapter_alpha": 32}  # while it starts
     assert httpx.post(host.url + "/v1/load_lora_adapter", json=load, timeout=60).status_code == 200
     assert not _all_up(host)
+    os.kill(starting, signal.SIGCONT)
     until(
         lambda: (
             httpx.get(host.url + "/metrics", timeout=60).text.count("rwkv:engine_up{") == 2 and _all_up(host)
-        ),
-        60,
+        )
     )
     until(lambda: httpx.get(host.url + "/health/ready", timeout=60).json() == ALL_READY, 60)
     for session in sessions:
@@ -209,7 +227,7 @@ def test_turns_outlive_random_ends_of_processes(host: Server):
     crashes = ServerCrashes(host, seed=7, stop_seconds=(0.2, 1.0), tally=tally)
     assert len([*crashes.run(3)]) == 3
     crashes.stop()
-    until(lambda: _all_up(host), 60)
+    until(lambda: _all_up(host))
     crashes.check(host)
     assert tally.failures == [] and tally.turns["stored"] > 0
 
@@ -239,6 +257,7 @@ def test_a_turn_is_stored_though_the_database_dies_while_the_server_drains(host:
         seen = events(stream)
         next(seen)
         (writer,) = (pid for name, pid in host.children().items() if name.endswith(".db"))
+        os.kill(writer, signal.SIGSTOP)  # it does not end before it is killed, nor does the turn
         host.process.send_signal(signal.SIGTERM)
         until(lambda: "draining" in host.log())
         os.kill(writer, signal.SIGKILL)

@@ -172,9 +172,14 @@ def test_an_engine_that_hangs_is_not_ready_and_is_replaced(narrow: Server):
     assert httpx.get(narrow.url + "/health/ready", timeout=60).json() == {"status": "ready"}
     engine = narrow.children()["engine"]
     os.kill(engine, signal.SIGSTOP)
-    until(lambda: httpx.get(narrow.url + "/health/ready", timeout=60).json()["status"] == "stalled")
-    refused = httpx.get(narrow.url + "/health/ready", timeout=60)
-    assert refused.status_code == 503 and "made no step for" in refused.json()["reason"]
+    seen: list[httpx.Response] = []
+
+    def stalls() -> bool:
+        seen.append(httpx.get(narrow.url + "/health/ready", timeout=60))
+        return seen[-1].json()["status"] == "stalled"
+
+    until(stalls)
+    assert seen[-1].status_code == 503 and "made no step for" in seen[-1].json()["reason"]
     assert httpx.get(narrow.url + "/health/live", timeout=60).json() == {"status": "live"}
     until(lambda: narrow.children().get("engine", engine) != engine)
     narrow.wait_ready()

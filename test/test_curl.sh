@@ -13,7 +13,15 @@ url=${1:-}
 password=${2:-}
 if [ -z "$url" ]; then
     password=rwkv7_7.2b
-    port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    # Below those that Linux gives to connections, so that none takes it before the server.
+    port=$(python3 -c '
+import random, socket
+while True:
+    port = random.randrange(10000, 32768)
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)):
+            break
+print(port)')
     url=http://127.0.0.1:$port
     python=.venv/bin/python
     [ -x "$python" ] || python=python3
@@ -37,6 +45,15 @@ curl() { # shadows the program: the same request, with the password, to the serv
         printf 'FAIL  %s  %s %s\n' "$target" "$status" "$(head -c 300 "$out" | tr '\r\n' '  ')"
         failed=1
     fi
+}
+
+sleep() { # shadows the program: until the request of the page that runs meanwhile has begun
+    local listed
+    for _ in {1..100}; do
+        listed=$(command curl -sS ${password:+-H "Authorization: Bearer $password"} "$url/v1/server/status")
+        [[ $listed != *'"request_id":"tale"'* && $listed == *'"active_requests":'* ]] || return 0
+        command sleep 0.1
+    done
 }
 
 awk '/^```sh$/ {inside = 1; block = ""; next} /^```$/ {if (inside && block ~ /curl /) printf "%s", block; inside = 0} inside {block = block $0 "\n"}' \

@@ -1,13 +1,12 @@
 """Two models behind one real server: texts, sessions and names."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 from checkpoints import write_pth
-from serving import Server, native_stream, until
+from serving import Server, events, until
 
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.bundled import unpack
@@ -78,8 +77,9 @@ def test_a_swap_while_a_stream_runs(both: Server, random_file: Path):
     random_file.with_name("cut.pth").write_bytes(random_file.read_bytes()[:5000])
     body = {"contents": ["hello"], "max_tokens": 800, "stop_tokens": [], "temperature": 0, "model": "wild"}
     alone = httpx.post(url, json=body, timeout=120).json()["choices"][0]["message"]["content"]
-    with ThreadPoolExecutor() as pool:
-        running = pool.submit(native_stream, url, body)
+    with httpx.stream("POST", url, json=body | {"stream": True}, timeout=120) as stream:
+        seen = events(stream)
+        begun = next(seen)
         cut = httpx.post(
             f"{both.url}/loadmodel", json={"model_filename": "cut.pth", "model_viewname": "wild"}, timeout=60
         )
@@ -88,8 +88,9 @@ def test_a_swap_while_a_stream_runs(both: Server, random_file: Path):
         swapped = httpx.post(f"{both.url}/loadmodel", json=load, timeout=120)
         assert (swapped.status_code, swapped.json()) == (200, {"status": "success"})
         after = httpx.post(url, json=body | {"max_tokens": 40}, timeout=60)
-        texts, reasons, _ = running.result()
-    assert (texts, reasons) == ([alone], ["length"]), "it has gone on with its own weights"
+        choices = [event["choices"][0] for event in (begun, *seen) if isinstance(event, dict)]
+    text = "".join(choice["delta"].get("content", "") for choice in choices)
+    assert (text, choices[-1]["finish_reason"]) == (alone, "length"), "it has gone on with its own weights"
     assert not alone.startswith(after.json()["choices"][0]["message"]["content"])
     remove = {"model_viewname": "wild"}
     until(lambda: httpx.post(f"{both.url}/removemodel", json=remove, timeout=60).status_code != 409)

@@ -122,7 +122,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+def until(condition: Callable[[], bool], seconds: float = START_SECONDS) -> None:
     """Wait for something that nothing announces; `seconds` is when a test gives up."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -4,6 +4,7 @@ import errno
 import multiprocessing.util
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_one_that_cannot_start_leaves_nothing_and_is_started_later(
     first.close()
     monkeypatch.setattr(child, "START_AGAIN", 0.0)
     later, started = LaterStarts(), list[Child]()
-    before, files = threading.active_count(), open_files()
+    before, files = threading.active_count(), Counter(open_files())
     with monkeypatch.context() as patch:
         patch.setattr(*LACKS[what])
         with pytest.raises(CannotStart, match="engine: "):
@@ -56,7 +57,7 @@ def test_one_that_cannot_start_leaves_nothing_and_is_started_later(
         if each.name == "pipe":
             each.join(60)
     # What earlier tests have left may end meanwhile.
-    assert threading.active_count() <= before and open_files() <= files
+    assert threading.active_count() <= before and Counter(open_files()) <= files
     later.look()
     (engine,) = started
     assert engine.control.recv() == "here" and later.due is None

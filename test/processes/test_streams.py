@@ -97,7 +97,8 @@ def test_a_reader_that_reads_again_gets_what_comes_then(monkeypatch: pytest.Monk
     os.close(writer)
 
 
-def test_a_log_that_is_read_is_complete(tmp_path: Path) -> None:
+def test_a_log_that_is_read_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "PATIENCE", 60.0)  # for a reader that has no core just now
     for place in ("pipe", "file"):
         file = tmp_path / place
         reading = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file.open("wb"))

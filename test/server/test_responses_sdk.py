@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from serving import Server
+from serving import Server, alive, until
 
 TOOL = {
     "type": "function",
@@ -180,7 +180,9 @@ def test_a_response_survives_a_server_that_is_killed(tmp_path: Path):
     events = list(
         client_of(first).responses.create(model="rwkv7", input="My name is Alice.", stream=True, **EXACT)
     )
+    left = first.children().values()
     first.stop(signal.SIGKILL)
+    until(lambda: not any(map(alive, left)))  # they have the database
     assert events[-1].type == "response.completed"
     second = Server(*args)
     try:

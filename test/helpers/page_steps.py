@@ -59,6 +59,22 @@ def show(page: Page, view: str) -> None:
     expect(page.get_by_role("heading", name=view, exact=True)).to_be_visible()
 
 
+def at_end(page: Page) -> None:
+    """Wait until the end of the conversation is seen, which a frame may still have to show."""
+    end = "c => c.scrollHeight - c.scrollTop - c.clientHeight < 2"
+    page.wait_for_function(end, arg=page.locator("#conversation").element_handle())
+
+
+def keep_messages(page: Page) -> None:
+    """What is shown for a moment stays: a machine that stands still for so long would see nothing of it."""
+    page.evaluate(
+        """() => {
+            const usual = window.setTimeout;
+            window.setTimeout = (call, after, ...rest) => usual(call, after === 4000 ? 1e6 : after, ...rest);
+        }"""
+    )
+
+
 def choose(page: Page, action: str) -> None:
     """Do something with the open session, by its menu."""
     page.locator("#session-menu-button").click()

@@ -176,8 +176,12 @@ def test_stop_keeps_what_has_come(page, server):
     expect(turn.locator(".reply > .text")).to_contain_text("Once upon a time")
     page.keyboard.press("Escape")
     expect(turn).to_contain_text("Stopped")
-    shown = answer(turn)
-    assert [each.strip() for each in stored(server, "Tell me a story about a bear")] == [shown.strip()]
+    # As it was written: what comes by the time that it is stopped may hold marks, which are not shown.
+    (kept,) = stored(server, "Tell me a story about a bear")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    turn.hover()
+    turn.locator(".under").get_by_role("button", name="Copy").click()
+    page.wait_for_function("async text => await navigator.clipboard.readText() === text", arg=kept.strip())
     page.unroute(COMPLETIONS)
     assert "12" in answer(send(page, "What is 7 + 5?"))
 

@@ -1,7 +1,7 @@
 """The page and passwords in a browser: asked for once, sent as a header, kept for the tab."""
 
 from frontend_process import FrontendProcess
-from page_steps import answer, send, show
+from page_steps import answer, keep_messages, send, show
 from playwright.sync_api import Request, expect
 from serving import Server
 
@@ -59,6 +59,7 @@ def test_a_question_that_follows_at_once_can_be_answered(watched, locked_server:
 def test_without_a_password_it_says_what_is_missing(watched, locked_server: Server):
     page = watched.open(locked_server.url)
     expect(page.get_by_role("dialog")).to_be_visible()
+    keep_messages(page)
     page.keyboard.press("Escape")
     expect(page.locator(".toast")).to_have_text("The server asks for a password.")
     page.get_by_role("button", name="What is the capital of France?").click()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from frontend_process import FrontendProcess
-from page_steps import answer, send
+from page_steps import answer, at_end, send
 from playwright.sync_api import Locator, Page, expect
 from scripted_engine import SILENCE, ScriptedEngine
 
@@ -251,7 +251,7 @@ def test_ten_thousand_lines_of_code(page, engine):
     text = answered(page, engine, pieces("Here:\n\n```python\n" + code + "```\n\nDone.", 2000))
     assert text.locator(".code code").text_content() == code
     expect(text.locator("p")).to_have_text(["Here:", "Done."])
-    assert page.locator("#conversation").evaluate("c => c.scrollHeight - c.scrollTop - c.clientHeight < 2")
+    at_end(page)
 
 
 @pytest.mark.parametrize("mark", ["$a ", "$$a ", "\\(", "\\[\n", "$$\n", "[", "> "])

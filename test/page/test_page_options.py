@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from fake_engine import FakeEngine
 from frontend_process import FrontendProcess
-from page_steps import send
+from page_steps import keep_messages, send
 from playwright.sync_api import Page, expect
 
 from rwkv_batch.wire.protocol import AdapterInfo, StartStateInfo
@@ -148,6 +148,7 @@ def test_what_is_no_text_is_refused_and_what_is_attached_can_go_again(page):
         {"name": "a.txt", "mimeType": "text/plain", "buffer": b"fine"},
         {"name": "b.png", "mimeType": "image/png", "buffer": b"\x89PNG\xff\xfe"},
     ]
+    keep_messages(page)
     page.locator("#attach-file").set_input_files(files)
     expect(page.locator(".toast")).to_have_text("b.png is no text in UTF-8.")
     expect(page.locator("#attached li")).to_have_count(1)

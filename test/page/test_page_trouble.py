@@ -11,7 +11,7 @@ import pytest
 from fake_engine import INFO
 from frontend_process import FrontendProcess
 from msgspec import structs
-from page_steps import answer, names_like, send, show
+from page_steps import answer, at_end, names_like, send, show
 from playwright.sync_api import APIResponse, Page, Route, expect
 from scripted_engine import SILENCE, ScriptedEngine
 from serving import until
@@ -131,7 +131,7 @@ def test_ten_thousand_tokens(page, engine):
     assert answer(turn) == "".join(WORDS).rstrip()
     expect(turn).to_contain_text("10,000 tokens")
     assert page.evaluate("portions <= drawn + 10 && portions > 1 && spoken === 2")
-    assert page.locator("#conversation").evaluate("c => c.scrollHeight - c.scrollTop - c.clientHeight < 2")
+    at_end(page)
 
 
 def test_reading_further_up_is_not_disturbed(page, engine, process):
@@ -146,7 +146,7 @@ def test_reading_further_up_is_not_disturbed(page, engine, process):
     expect(page.locator(".turn[aria-busy]")).to_have_count(0)
     assert page.locator("#conversation").evaluate("c => c.scrollTop") == 0
     page.get_by_role("button", name="Jump to the end").click()
-    assert page.locator("#conversation").evaluate("c => c.scrollHeight - c.scrollTop - c.clientHeight < 2")
+    at_end(page)
 
 
 def away(process: FrontendProcess) -> None:

@@ -21,7 +21,6 @@ import os
 import queue
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -48,6 +47,7 @@ import yaml  # noqa: E402
 from ray import serve  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 from ray.serve.schema import ServeDeploySchema  # noqa: E402
+from serving import free_port  # noqa: E402
 
 from deploy import check as tools  # noqa: E402
 from deploy.cluster.haproxy import configuration  # noqa: E402
@@ -281,11 +281,6 @@ def until(true: Callable[[], object], what: str, seconds: float = PATIENCE) -> N
     while not true():
         assert time.monotonic() < end, f"{what} did not come within {seconds:.0f} s"
         time.sleep(0.1)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

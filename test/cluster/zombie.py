@@ -22,10 +22,11 @@ from functools import partial
 from pathlib import Path
 
 import httpx
-from check import GREEDY, PATIENCE, ROOT, Load, compare, free_port, process, secret_file, until
+from check import GREEDY, PATIENCE, ROOT, Load, compare, process, secret_file, until
 
 # isort: split
 import postgres_server  # `check` has said where these are
+from serving import free_port
 
 from deploy import check as tools
 from deploy.cluster.haproxy import configuration

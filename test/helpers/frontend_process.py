@@ -19,7 +19,7 @@ from rwkv_batch.wire.supervision import EngineInfo, Serving
 
 spawn = multiprocessing.get_context("spawn")
 PASSWORD = "pass word &+%41"  # differs from itself in most encodings of a URL
-UP_WITHIN = 60.0  # seconds; generous, for machines that are busy otherwise
+UP_WITHIN = 120.0  # seconds; generous, for machines that are busy otherwise
 LOGGED_WITHIN = 60.0  # seconds, likewise
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving import Server, alive, events, until
+from serving import START_SECONDS, Server, alive, events, until
 
 from rwkv_batch.text.tokenizer import Tokenizer
 
@@ -325,7 +325,7 @@ def test_a_file_of_something_else_is_no_place_for_sessions(tmp_path: Path):
     other = tmp_path / "model.pth"
     other.write_bytes(b"PK\3\4 a checkpoint")
     refused = Server("--device", "cpu", "--state-db", str(other), wait=False)
-    assert refused.process.wait(60) == 2
+    assert refused.process.wait(START_SECONDS) == 2
     assert f"{other} is no database; name another file for it." in refused.log()
     assert "Traceback" not in refused.log() and other.read_bytes() == b"PK\3\4 a checkpoint"
 
@@ -341,7 +341,7 @@ def test_a_database_that_is_damaged_all_over_is_put_aside(tmp_path: Path):
 
 def test_two_servers_do_not_share_a_database(sessions: Sessions):
     second = Server(*sessions.flags, wait=False)
-    assert second.process.wait(60) == 2
+    assert second.process.wait(START_SECONDS) == 2
     assert "sessions.db" in second.log() and "Traceback" not in second.log()
 
 

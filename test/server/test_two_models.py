@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 from checkpoints import write_pth
-from serving import Server, events, until
+from serving import START_SECONDS, Server, events, until
 
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.bundled import unpack
@@ -102,5 +102,5 @@ def test_a_swap_while_a_stream_runs(both: Server, random_file: Path):
 
 def test_two_of_a_name_are_refused(tmp_path: Path):
     server = Server("--model-path", "a.pth", "--model-path", "b/a.pth", wait=False)
-    assert server.process.wait(60) == 2
+    assert server.process.wait(START_SECONDS) == 2
     assert "two models are called a;" in server.log()

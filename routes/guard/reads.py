@@ -22,6 +22,7 @@ from routes.guard.connection import Connection
 from routes.guard.inbound import Note
 from routes.guard.limits import Limits
 from routes.guard.lingering import Lingering
+from routes.guard.threads import keep_state
 from routes.guard.watch import Watch
 
 MOST_THROWN = 8 << 20  # bytes at once of what follows a request that ends its connection
@@ -38,12 +39,6 @@ Accept = ctypes.CFUNCTYPE(
 )
 
 
-class Stays(threading.local):
-    """Whether what Python knows of a thread of Robyn's stays when its call returns."""
-
-    known = False
-
-
 class Unguarded(Exception):
     """The library cannot be guarded here. The text is one sentence."""
 
@@ -58,7 +53,6 @@ class Guard:
         self.watch = Watch(limits, self._connections)
         self._lingering = Lingering()
         self._listeners: set[int] = set()
-        self._stays = Stays()
         self._real_recv, self._real_accept = _recv_at_once(), Accept(("accept4", c))
         # What is called in place of the C library's; they must live as long as Robyn.
         self.recv, self.accept = Recv(self._read), Accept(self._accepted)
@@ -95,7 +89,7 @@ class Guard:
             own.close()
 
     def _accepted(self, listener: int, address: int, size: int, flags: int) -> int:
-        self._keep_thread()
+        keep_state()
         if listener not in self._listeners:
             self._listeners.add(listener)
             self.watch.listens(listener)
@@ -110,7 +104,7 @@ class Guard:
 
     def _read(self, number: int, buffer: int, room: int, flags: int) -> int:
         """What `recv` does, and returns, for requests as Robyn is to read them."""
-        self._keep_thread()
+        keep_state()
         got: int = self._real_recv(number, buffer, room, flags)
         connection = self._connections.get(number)
         if connection is None:
@@ -125,16 +119,6 @@ class Guard:
         if got > 0 or connection.out or connection.part:
             return self._changed(connection, number, buffer, room, got)
         return got
-
-    def _keep_thread(self) -> None:
-        """Have Python keep its state of this thread, which it has not started itself.
-
-        It would make one for each call that comes from a thread of Robyn's, and map and unmap its stack: of
-        that all cores take note that run threads of this process.
-        """
-        if not self._stays.known:
-            self._stays.known = True
-            ctypes.pythonapi.PyGILState_Ensure()  # which nothing undoes
 
     def _changed(self, connection: Connection, number: int, buffer: int, room: int, got: int) -> int:
         """Fill the buffer with what is to be read in place of what the client has sent.

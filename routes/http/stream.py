@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from routes.guard.threads import keep_state
 from routes.http.errors import Json
 from routes.http.replies import Reply, encode_json
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
@@ -65,6 +66,7 @@ class JobStream(ABC):
         return self
 
     def __next__(self) -> bytes:
+        keep_state()
         if self._unread:
             message, self._unread = self._unread, ""
             return self._fail(message, 503)

@@ -111,7 +111,7 @@ class Crowd:
     def step(self) -> None:
         """One step of the engine, or a wait until it has something to do."""
         if not self.engine.busy:
-            assert self.woken.wait(30), "the engine waits for nothing"
+            assert self.woken.wait(120), "the engine waits for nothing"
         self.woken.clear()
         self.steps += 1
         for (_, name), event in self.engine.step():

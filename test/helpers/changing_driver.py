@@ -39,7 +39,7 @@ class ChangingDriver(ModelsDriver):
     def wait(self, done: Callable[[], object]) -> None:
         """Step only when the change asks for it, so that rows do not end meanwhile."""
         while not done():
-            assert self.woken.wait(60), "the change waits for nothing"
+            assert self.woken.wait(120), "the change waits for nothing"
             if self.models.busy:
                 self.step()
             else:

@@ -59,7 +59,7 @@ class ModelsDriver:
     def step(self) -> None:
         """A step of one model, or waiting until there is something to do."""
         if not self.models.busy:
-            assert self.woken.wait(30), "the models wait for nothing"
+            assert self.woken.wait(120), "the models wait for nothing"
         self.woken.clear()
         for (_, id_), event in [*self.models.launch(), *self.models.land()]:
             self.events.setdefault(id_, []).append(event)

@@ -36,7 +36,7 @@ class StubEngine:
     def __init__(self, address: str) -> None:
         self.context = zmq.Context()
         self.router = self.context.socket(zmq.ROUTER)
-        self.router.setsockopt(zmq.RCVTIMEO, 5000)
+        self.router.setsockopt(zmq.RCVTIMEO, 60_000)
         self.router.setsockopt(zmq.LINGER, 0)
         self.router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.router.bind(address)
@@ -82,10 +82,10 @@ def test_a_job_from_acceptance_to_its_last_delta(wire: tuple[StubEngine, Client]
     assert job.read(0) == []
     first, second, last = RowDelta(0, "x", 1), RowDelta(1, "y", 1, "stop"), RowDelta(0, "z", 1, "length")
     engine.send(Progress("one", [first]), Progress("one", [second]))
-    assert job.read(5) == [first, second]
+    assert job.read(60) == [first, second]
     assert not job.exhausted
     engine.send(Progress("one", [last]))
-    assert asyncio.run(job.read_async(5)) == [last]
+    assert asyncio.run(job.read_async(60)) == [last]
     assert job.exhausted
     assert_nothing_is_in_flight(engine, client)
 
@@ -104,19 +104,19 @@ def test_a_failure_comes_after_the_text_before_it(wire: tuple[StubEngine, Client
     engine.send(Accepted("one", [1, 2]))
     asyncio.run(asyncio.wait_for(job.accepted(), 30))
     engine.send(Progress("one", [RowDelta(0, "x", 1)]), Failed("one", "broken"))
-    assert [delta.text for delta in job.read(5)] == ["x"]
+    assert [delta.text for delta in job.read(60)] == ["x"]
     with pytest.raises(RequestFailed, match="broken"):
-        job.read(5)
+        job.read(60)
 
 
 def test_a_job_has_failed_when_none_of_its_rows_is_left(wire: tuple[StubEngine, Client]):
     engine, client, job = submitted(wire)
     engine.send(Progress("one", [RowDelta(0, "x", 1), RowDelta(1, "y", 1, "error", error="broken")]))
-    assert [(delta.text, delta.error) for delta in job.read(5)] == [("x", ""), ("y", "broken")]
+    assert [(delta.text, delta.error) for delta in job.read(60)] == [("x", ""), ("y", "broken")]
     assert not job.exhausted
     engine.send(Progress("one", [RowDelta(0, "", 0, "error", error="broken too")]))
     with pytest.raises(RequestFailed, match="broken too"):
-        job.read(5)
+        job.read(60)
     assert not job.exhausted
     assert_nothing_is_in_flight(engine, client)
 
@@ -130,7 +130,7 @@ def test_cancelling_tells_the_engine_once_and_drops_what_still_comes(wire: tuple
     other = client.submit(GenerateRequest(id="two", prompts=["c"], max_tokens=1))
     assert isinstance(engine.receive(), GenerateRequest)
     engine.send(Progress("two", [RowDelta(0, "z", 1, "stop")]))
-    assert other.read(5) and not job.read(0)
+    assert other.read(60) and not job.read(0)
 
 
 class LateJob(Job):
@@ -147,16 +147,16 @@ def test_a_job_that_counts_what_comes_late_has_events_until_the_last(wire: tuple
     job.cancel()
     assert engine.receive() == Cancel("one", closes=True)
     engine.send(Progress("one", [RowDelta(0, "late", 1)]))
-    assert [delta.text for delta in job.read(5)] == ["late"]
+    assert [delta.text for delta in job.read(60)] == ["late"]
     engine.send(Progress("one", [RowDelta(0, "", 0, "stop")]))
-    assert [delta.text for delta in job.read(5)] == [""]
+    assert [delta.text for delta in job.read(60)] == [""]
     assert_nothing_is_in_flight(engine, client)
 
 
 def test_a_finished_job_is_not_cancelled(wire: tuple[StubEngine, Client]):
     engine, client, job = submitted(wire)
     engine.send(Progress("one", [RowDelta(0, "x", 1, "stop"), RowDelta(1, "y", 1, "stop")]))
-    assert len(job.read(5)) == 2
+    assert len(job.read(60)) == 2
     job.cancel()
     client.submit(GenerateRequest(id="two", prompts=["c"], max_tokens=1))
     assert isinstance(engine.receive(), GenerateRequest), "no Cancel came in between"
@@ -201,7 +201,7 @@ def test_a_failed_job_does_not_keep_its_reader(wire: tuple[StubEngine, Client]):
 
         def read(self) -> None:
             with pytest.raises(RequestFailed, match="broken"):
-                self.job.read(5)
+                self.job.read(60)
 
     engine, _, job = submitted(wire)
     engine.send(Failed("one", "broken"))
@@ -248,13 +248,13 @@ def test_messages_that_arrive_together_are_taken_in_their_order(wire: tuple[Stub
     slow.let.set()
     read = list[RowDelta]()
     while not job.exhausted:
-        read += job.read(5)
+        read += job.read(60)
     assert "".join([delta.text for delta in read if delta.row == 0]) == "ab"
     assert "".join([delta.text for delta in read if delta.row == 1]) == "xy"
-    assert [delta.text for delta in other.read(5)] == ["z"] and other.exhausted
-    assert [delta.text for delta in broken.read(5)] == ["z"]
+    assert [delta.text for delta in other.read(60)] == ["z"] and other.exhausted
+    assert [delta.text for delta in broken.read(60)] == ["z"]
     with pytest.raises(RequestFailed, match="broken"):
-        broken.read(5)
+        broken.read(60)
     assert_nothing_is_in_flight(engine, client)
 
 
@@ -273,8 +273,8 @@ def test_what_nobody_reads_becomes_one_delta_a_row(wire: tuple[StubEngine, Clien
     behind = client.submit(GenerateRequest(id="behind", prompts=["c"], max_tokens=1))
     engine.receive()
     engine.send(Accepted("behind", [1]))
-    asyncio.run(behind.accepted(5))  # so all before it has arrived
-    deltas = job.read(5)
+    asyncio.run(behind.accepted(60))  # so all before it has arrived
+    deltas = job.read(60)
     assert len(deltas) < LITTLE / 2 and job.exhausted
     for row in range(2):
         its = [delta for delta in deltas if delta.row == row]
@@ -291,9 +291,9 @@ def test_a_reader_that_is_far_behind_ends_the_request(wire: tuple[StubEngine, Cl
     for _ in range(MUCH):
         engine.send(Progress("one", [RowDelta(0, "x" * 20_000, 1)]))
     assert engine.receive() == Cancel("one")
-    assert len(job.read(5)) == 1
+    assert len(job.read(60)) == 1
     with pytest.raises(RequestFailed, match="too slowly"):
-        job.read(5)
+        job.read(60)
     assert_nothing_is_in_flight(engine, client)
 
 
@@ -323,7 +323,7 @@ def test_a_lost_engine_fails_every_job(wire: tuple[StubEngine, Client]):
     engine, client, job = submitted(wire)
     client.fail_all("The engine was restarted.")
     with pytest.raises(RequestFailed, match="restarted"):
-        job.read(5)
+        job.read(60)
     assert engine.receive() == Cancel("one")
     assert_nothing_is_in_flight(engine, client)
 
@@ -365,15 +365,15 @@ def test_a_socket_that_fails_is_replaced(
     else:
         client.submit(GenerateRequest(id="lost", prompts=["a"], max_tokens=1))
     with pytest.raises(EngineGone, match="connection to the engine"):
-        while not left or job.read(5) == []:
-            job.read(5)
+        while not left or job.read(60) == []:
+            job.read(60)
     after = client.submit(GenerateRequest(id="after", prompts=["a"], max_tokens=1))
     received = []
     while not received or received[-1].id != "after":
         received.append(engine.receive())
     assert WatchLoad("load") in received and Cancel("one") in received
     engine.send(Progress("after", [RowDelta(0, "x", 1, "length")]))
-    assert [row.text for row in after.read(5)] == ["x"]
+    assert [row.text for row in after.read(60)] == ["x"]
     client.close()
     engine.router.close()
     engine.context.term()

@@ -92,7 +92,7 @@ def end(row: int, text: str = "x") -> RowDelta:
 def read_all(job) -> dict[int, str]:
     found = {}
     while not job.exhausted:
-        found |= {delta.row: delta.text for delta in job.read(5)}
+        found |= {delta.row: delta.text for delta in job.read(60)}
     return found
 
 
@@ -165,10 +165,10 @@ def test_what_has_sent_text_fails(host: Host):
     job = host.wire.submit(request("a"))
     engine = host.engines[0]
     engine.send(Accepted(engine.receive().id, [1]), Progress("one", [RowDelta(0, "x", 1)]))
-    assert [delta.text for delta in job.read(5)] == ["x"]
+    assert [delta.text for delta in job.read(60)] == ["x"]
     host.wire.lose(0, "The engine has stopped.")
     with pytest.raises(EngineGone, match="has stopped"):
-        job.read(5)
+        job.read(60)
 
 
 def asked_for_the_session(engine: StubEngine) -> SessionHistory:
@@ -194,7 +194,7 @@ def test_a_turn_runs_again_only_if_it_was_not_stored(host: Host, changed: bool):
     other.send(CommandReply(asked.id, updated=2e9 if changed else 1.0))
     if changed:
         with pytest.raises(EngineGone, match="not known whether this has been stored"):
-            job.read(5)
+            job.read(60)
     else:
         again = other.receive()
         other.send(Accepted(again.id, [1], target="s"), Progress(again.id, [end(0)]))
@@ -205,7 +205,7 @@ def test_without_any_engine_requests_fail_at_once(host: Host):
     host.wire.lose(0, "gone")
     assert not host.wire.lose(1, "gone")
     with pytest.raises(RequestFailed, match="No engine serves"):
-        host.wire.submit(request("a")).read(5)
+        host.wire.submit(request("a")).read(60)
 
 
 def test_one_that_comes_back_gets_its_share_again(host: Host):
@@ -357,7 +357,7 @@ def test_a_failure_of_one_engine_is_that_of_the_request(host: Host):
     first, _ = (engine.receive() for engine in host.engines)
     host.engines[0].send(Accepted(first.id, [1]), Failed(first.id, "broken"))
     with pytest.raises(RequestFailed, match="broken"):
-        job.read(5)
+        job.read(60)
 
 
 def test_what_is_sent_to_an_engine_that_has_just_died_runs_elsewhere(host: Host):
@@ -423,7 +423,7 @@ def test_a_turn_that_is_not_known_to_be_accepted_may_have_been_stored(host: Host
     asked = asked_for_the_session(host.engines[1 - home])
     host.engines[1 - home].send(CommandReply(asked.id, updated=2e9))
     with pytest.raises(EngineGone, match="not known whether this has been stored"):
-        job.read(5)
+        job.read(60)
 
 
 def test_a_turn_may_have_been_stored_if_the_clock_was_set_meanwhile(host: Host, monkeypatch):
@@ -436,7 +436,7 @@ def test_a_turn_may_have_been_stored_if_the_clock_was_set_meanwhile(host: Host, 
     monkeypatch.setattr(time, "time", lambda: clock() - 60)
     host.engines[1 - home].send(CommandReply(asked.id, updated=clock() - 59))
     with pytest.raises(EngineGone, match="not known whether this has been stored"):
-        job.read(5)
+        job.read(60)
 
 
 def test_a_turn_with_a_key_runs_again_once_the_commits_of_the_dead_engine_are_done(host: Host):

@@ -23,6 +23,7 @@ from tqdm import tqdm
 ROWS = 8
 CASES = 6  # of an operation in a round
 SHOWN = 20  # failures
+PATIENCE = 60  # seconds for a reply
 CAUGHT = (requests.RequestException, BaseExceptionGroup)
 
 
@@ -32,7 +33,7 @@ class Fuzz:
     def __init__(self, url: str, ends: float, first: int) -> None:
         """`ends`: when they stop, by time.monotonic; `first`: the first seed."""
         self._url, self._ends = url, ends
-        self._operations = operations(httpx.get(f"{url}/openapi.json").json())
+        self._operations = operations(httpx.get(f"{url}/openapi.json", timeout=PATIENCE).json())
         self._rounds = ((number, each) for number in itertools.count(first) for each in self._operations)
         self._lock = threading.Lock()
         self.statuses: Counter[int] = Counter()
@@ -61,14 +62,14 @@ def left_behind(server: Server) -> list[str]:
     found = []
 
     def running() -> list[dict]:
-        return httpx.get(f"{server.url}/v1/server/status").json()["active_requests"]
+        return httpx.get(f"{server.url}/v1/server/status", timeout=PATIENCE).json()["active_requests"]
 
     try:
         until(lambda: not running())
     except AssertionError:
         found.append(f"requests still run: {running()}")
     body = {"contents": ["Hi"] * ROWS, "max_tokens": 8, "stop_tokens": []}
-    reply = httpx.post(f"{server.url}/v1/batch/completions", json=body, timeout=60)
+    reply = httpx.post(f"{server.url}/v1/batch/completions", json=body, timeout=PATIENCE)
     if reply.status_code != 200 or len(reply.json()["choices"]) != ROWS:
         found.append(f"not every row is free: {reply.text[:300]}")
     faults = [line for line in server.log().splitlines() if " ERROR " in line or "Traceback" in line]

@@ -42,7 +42,7 @@ class PostgresHost:
 
     def answer_again(self) -> None:
         """When that has been."""
-        assert self._proxy.was_cut.wait(30), "nothing is committed"
+        assert self._proxy.was_cut.wait(120), "nothing is committed"
 
     def close(self) -> None:
         """When the stores are closed."""

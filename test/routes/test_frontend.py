@@ -215,7 +215,7 @@ def test_too_many_at_once():
 
 def test_a_stream_that_nobody_reads_leaves_room_for_another():
     with (
-        FrontendProcess(max_streams=2, patches={"routes.http.frontend.STALLED": 0.3}) as process,
+        FrontendProcess(max_streams=2, patches={"routes.http.frontend.STALLED": 1.0}) as process,
         streaming(process, "hang") as read,
         process.client().stream("POST", V1, json=FLOOD) as unread,
     ):
@@ -228,7 +228,7 @@ def test_a_stream_that_nobody_reads_leaves_room_for_another():
 def test_each_stream_that_nobody_reads_leaves_room_for_one_more():
     """Also while those that have ended for others still wait for their clients to read."""
     with (
-        FrontendProcess(max_streams=2, patches={"routes.http.frontend.STALLED": 0.3}) as process,
+        FrontendProcess(max_streams=2, patches={"routes.http.frontend.STALLED": 1.0}) as process,
         process.client().stream("POST", V1, json=FLOOD),
         process.client().stream("POST", V1, json=FLOOD),
         ExitStack() as opened,

@@ -300,7 +300,7 @@ class Sockets:
 
     def arrived(self) -> bytes | int:
         """What `read` gives once something has come."""
-        assert select.select([self.server], [], [], 20)[0], "nothing comes"
+        assert select.select([self.server], [], [], 60)[0], "nothing comes"
         return self.read()
 
     def close(self) -> None:
@@ -393,7 +393,7 @@ def test_a_body_that_comes_faster_than_it_is_read_is_counted_as_it_comes(listene
     fast.client.shutdown(socket.SHUT_WR)
     end = select.poll()
     end.register(fast.server, select.POLLRDHUP)
-    assert end.poll(20_000), "it does not come"
+    assert end.poll(60_000), "it does not come"
     assert b'"status":503' in fast.read(), "and not that its body is cut short"
     for each in (fast, *others):
         each.close()

@@ -547,6 +547,6 @@ def test_one_that_cannot_be_read_keeps_nobody_waiting() -> None:
         refresher.put(Wanted([key]), lambda error, key=key: errors.update({key: error}))
     begin.set()
     thread.put(end.set)
-    assert end.wait(20)
+    assert end.wait(60)
     refresher.close()
     assert errors["good"] is None and errors["other"] is None and errors["bad"]

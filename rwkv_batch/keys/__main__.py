@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from rwkv_batch.keys import records
-from rwkv_batch.keys.records import Key, KeysError, Priority
+from rwkv_batch.keys.records import MOST, Key, KeysError, Priority
 from rwkv_batch.keys.usage import FIRST_DAY, LAST_DAY, UsageStore, Used, usage_file
 
 COLUMNS = ("key", "model", "day", "requests", "prompt", "cached", "completion")
@@ -145,7 +145,7 @@ def _count(text: str) -> int:
         number = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-    if not 0 <= number < 2**62:
+    if not 0 <= number <= MOST:
         raise argparse.ArgumentTypeError(f"{text} is out of range; use 0 or more")
     return number
 

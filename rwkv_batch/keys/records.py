@@ -17,10 +17,10 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 MOST_KEYS = 1024  # of a file that are not revoked
@@ -28,6 +28,9 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 HASH = re.compile(r"[0-9a-f]{64}")
 SECRET = "sk-rwkv-"  # what keys begin with, so that they are found where they should not be
 Priority = Literal["interactive", "batch"]
+MOST = 2**62 - 1  # of a limit, so that sums with it fit in 64 bits
+Limit = Annotated[int, Meta(ge=0, le=MOST)]
+Seconds = Annotated[float, Meta(ge=0, lt=253402300800)]  # since 1970, before the year 10000
 
 log = logging.getLogger(__name__)
 
@@ -42,19 +45,19 @@ class Key(Struct, frozen=True, omit_defaults=True):
     name: str  # what it has stored belongs to this name
     hash: str  # SHA-256 of its key, 64 hexadecimal digits
     place: int  # of its counts (ledger.py); no two keys that are not revoked have the same
-    created: float  # seconds since 1970
+    created: Seconds
     models: list[str] | None = None  # names of those that it may use; None: all
     adapters: list[str] | None = None  # the same
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None  # of prompts and answers together
-    tokens_per_day: int | None = None
-    rows: int | None = None  # at once
-    batch_bytes: int | None = None  # of its files of batches, with what came of them
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None  # of prompts and answers together
+    tokens_per_day: Limit | None = None
+    rows: Limit | None = None  # at once
+    batch_bytes: Limit | None = None  # of its files of batches, with what came of them
     priority: Priority = "interactive"
     sessions: bool = True  # whether it may store sessions and responses
     admin: bool = False  # whether it sees what belongs to all, and changes what all use
     ends: str | None = None  # the last day on which it is taken, YYYY-MM-DD, UTC
-    revoked: float | None = None  # when, in seconds since 1970
+    revoked: Seconds | None = None
 
     @property
     def ended(self) -> bool:
@@ -79,6 +82,12 @@ class KeyFile(Struct, frozen=True):
     keys: list[Key] = []
 
 
+class _Records(Struct, frozen=True):
+    """The same, before the records are looked at."""
+
+    keys: list[msgspec.Raw] = []
+
+
 def hash_of(secret: bytes) -> str:
     return sha256(secret).hexdigest()
 
@@ -86,7 +95,7 @@ def hash_of(secret: bytes) -> str:
 def read(path: str | Path) -> list[Key]:
     """All records of the file. Raises KeysError."""
     try:
-        found = msgspec.json.decode(Path(path).read_bytes(), type=KeyFile).keys
+        records = msgspec.json.decode(Path(path).read_bytes(), type=_Records).keys
     except FileNotFoundError:
         raise KeysError(
             f"there is no file {path}; python -m rwkv_batch.keys add {path} NAME makes one"
@@ -97,8 +106,7 @@ def read(path: str | Path) -> list[Key]:
         raise KeysError(
             f"{path} is no file of keys ({error}); write it with python -m rwkv_batch.keys"
         ) from None
-    for key in found:
-        _check(path, key)
+    found = [_record(path, number, each) for number, each in enumerate(records, 1)]
     taken = [key for key in found if key.revoked is None]
     for what, values in (
         ("name", [key.name for key in found]),
@@ -110,14 +118,32 @@ def read(path: str | Path) -> list[Key]:
     return found
 
 
-def _check(path: str | Path, key: Key) -> None:
+def _record(path: str | Path, number: int, data: msgspec.Raw) -> Key:
     """Raises KeysError for a record that no command of this package has written."""
+    try:
+        key = msgspec.json.decode(data, type=Key)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        whose = repr(_name(data) or number)
+        what, _, field = str(error).partition(" - at `$.")
+        why = f"{field.rstrip('`')}: {what}" if field else what
+        raise KeysError(
+            f"{path} has a broken record, {whose} ({why}); write it with python -m rwkv_batch.keys"
+        ) from None
     with suppress(ValueError):
         if key.ends is not None:
             date.fromisoformat(key.ends)
         if NAME.fullmatch(key.name) and 0 <= key.place < MOST_KEYS and HASH.fullmatch(key.hash):
-            return
+            return key
     raise KeysError(f"{path} has a broken record, {key.name[:64]!r}; write it with python -m rwkv_batch.keys")
+
+
+def _name(data: msgspec.Raw) -> str:
+    """What a record that cannot be used has for a name; nothing where it has none."""
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        found: Any = msgspec.json.decode(data)
+        if isinstance(found, dict) and isinstance(name := found.get("name"), str):
+            return name[:64]
+    return ""
 
 
 @contextmanager

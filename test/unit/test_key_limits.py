@@ -138,6 +138,50 @@ def test_a_record_that_was_copied_by_hand_is_refused(file, change, said):
         records.read(file)
 
 
+BAD_VALUES = [
+    ("requests_per_minute", -1),
+    ("tokens_per_minute", True),
+    ("tokens_per_day", 2**62),
+    ("rows", 10**30),
+    ("batch_bytes", 1.5),
+    ("priority", "high"),
+    ("models", "demo"),
+    ("place", "0"),
+    ("revoked", 1e20),  # which no calendar has
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_VALUES)
+def test_a_value_that_cannot_be_used_is_refused_by_key_and_field(file, field, value):
+    key_of(file, "alice")
+    records.add(file, Key("bob", "", 0, 0.0))
+    made = json.loads(file.read_bytes())
+    made["keys"][1][field] = value
+    file.write_text(json.dumps(made))
+    with pytest.raises(KeysError, match=rf"has a broken record, 'bob' \({field}: .*; write it with python"):
+        records.read(file)
+
+
+@pytest.mark.parametrize("record", [{"name": 7}, {"hash": "a"}, [], None])
+def test_a_record_without_a_name_is_refused_by_its_number(file, record):
+    key_of(file, "alice")
+    made = json.loads(file.read_bytes())
+    file.write_text(json.dumps({"keys": [*made["keys"], record]}))
+    with pytest.raises(KeysError, match=r"has a broken record, 2 \("):
+        records.read(file)
+
+
+def test_a_broken_value_leaves_the_keys_from_before(file, caplog):
+    """The server runs, and its log names what was mistyped."""
+    secret = records.add(file, Key("alice", "", 0, 0.0))
+    ring = records.Keyring(file)
+    made = json.loads(file.read_bytes())
+    made["keys"][0]["rows"] = -4
+    file.write_text(json.dumps(made))
+    assert not ring.refresh() and ring.find(secret.encode())
+    assert "'alice' (rows: " in caplog.text
+
+
 def test_a_link_in_the_place_of_the_new_file_is_not_written_through(file):
     """The folder may belong to the server's user, and root may change the keys."""
     other = file.with_name("other")

@@ -254,8 +254,10 @@ class MeteredJob(Job):
 
     def cancel(self) -> None:
         """Stop the request; see Job."""
-        super().cancel()
-        self._end()
+        try:
+            super().cancel()
+        finally:  # also where it cannot be sent
+            self._end()
 
     @property
     def counts_late(self) -> bool:

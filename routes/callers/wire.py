@@ -4,7 +4,7 @@ What a key stores stands under names of its own in the engine, which no other ke
 know to whom something belongs, and cannot forget it. What is not named here is for the operator alone.
 """
 
-from functools import partial
+from collections.abc import Callable
 from hashlib import blake2b
 from uuid import uuid4
 
@@ -44,6 +44,7 @@ from rwkv_batch.wire.protocol import (
     OWNER,
     REQUEST_BYTES,
     CommandReply,
+    Failed,
     GenerateRequest,
     ModelMessage,
     SessionTurn,
@@ -54,6 +55,7 @@ from rwkv_batch.wire.supervision import ChangeGranted, Serving
 
 PAGE = 1000  # sessions that are asked for at once
 BEHIND_OWNERS = chr(ord(OWNER) + 1)  # which follows all names that have an owner
+NOT_SENT = "The request could not be sent to the engine."
 # Which anyone may ask who may use the server at all.
 HARMLESS = ListAdapters | ListModels | ListStartStates | Tokenize | Detokenize
 OF_SESSIONS = DeleteSession | ForkSession | SessionHistory | RewindSession | ExportSession | ImportSession
@@ -90,11 +92,25 @@ class CallerWire:
             request = replace(request, traced=True)
             caller.trace.requests.append(request)
         rows = len(request.prompts) * request.n
-        if caller.limited and (key := caller.key) and self._accounts:
-            self._admit(key, rows)
-        number = caller.served.submitted(request)
-        make = partial(MeteredJob, caller=caller, accounts=self._accounts, number=number)
-        job = self._wire.submit(request, make)
+        limited = caller.key if caller.limited and self._accounts else None
+        if limited:
+            self._admit(limited, rows)
+        made = list[MeteredJob]()
+
+        def make(request: GenerateRequest, cancel: Callable[[str], None]) -> MeteredJob:
+            made.append(MeteredJob(request, cancel, caller, self._accounts, number))
+            return made[0]
+
+        try:
+            number = caller.served.submitted(request)
+            job = self._wire.submit(request, make)
+        except BaseException:  # nobody has the job, and its rows would count until this process ends
+            for each in made:
+                each.put(Failed(request.id, NOT_SENT))
+                each.cancel()
+            if limited and self._accounts and not made:
+                self._accounts.release(limited, caller.places, rows)
+            raise
         if self._accounts and isinstance(job, MeteredJob):  # the key may have been revoked since it was sent
             self._accounts.end_if_revoked(job)
         return job

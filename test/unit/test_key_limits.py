@@ -1,5 +1,6 @@
 """The file of keys and what their limits count, over several front ends: ledgers of one file."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -460,6 +461,40 @@ def test_a_request_whose_key_is_revoked_before_it_is_submitted_ends(file):
         with pytest.raises(RequestFailed, match="has been revoked"):
             job.read(0)
     assert not accounts.jobs
+    accounts.ledger.admit(caller.key, 4)
+
+
+class BrokenWire:
+    """A wire that fails: before it has made the job, behind that, and also where it cancels."""
+
+    def __init__(self, fails: str) -> None:
+        self._fails = fails
+
+    def _cancel(self, id_: str) -> None:
+        if self._fails == "to cancel":
+            raise OSError(errno.EBADF, "Bad file descriptor")
+
+    def submit(self, request: GenerateRequest, kind: MakeJob) -> Job:
+        if self._fails != "at once":
+            kind(request, self._cancel)
+        raise MemoryError
+
+
+@pytest.mark.parametrize("turn", [None, SessionTurn("s", "s")])
+@pytest.mark.parametrize("fails", ["at once", "to send", "to cancel"])
+@pytest.mark.parametrize("first", [True, False])
+def test_what_cannot_be_sent_has_no_rows_running(file, fails, first, turn):
+    """Nor does a later round of a request, whose first one has its rows still, and gives them back."""
+    accounts, caller = of_alice(file, rows=4)
+    before = None if first else CallerWire(Outbox(), caller, accounts).submit(GenerateRequest("0", ["Hi"], 1))
+    with pytest.raises((MemoryError, OSError)):
+        CallerWire(BrokenWire(fails), caller, accounts).submit(GenerateRequest("a", ["Hi"] * 2, 1, turn=turn))
+    if before:
+        assert accounts.jobs == {before}
+        before.cancel()
+    known = []
+    caller.served.when_known(lambda: known.append(True))
+    assert known and not accounts.jobs
     accounts.ledger.admit(caller.key, 4)
 
 

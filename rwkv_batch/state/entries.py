@@ -226,6 +226,7 @@ class Start:
     read_seconds: float = 0.0  # that reading the image took
     fetched: bool = False  # whether the image is another server's: none is stored here
     unusable: list[int] = field(default_factory=list)  # turns whose images are damaged or missing
+    unread: Unread | None = None  # why an image nearer to the end could not be read just now
 
     @property
     def tokens(self) -> list[int]:

@@ -31,6 +31,7 @@ from rwkv_batch.state.entries import (
     RowDamaged,
     StoreAway,
     StoreDocument,
+    StoreError,
     Unavailable,
 )
 from rwkv_batch.state.jobs import JobThread
@@ -72,6 +73,49 @@ def test_a_copy_goes_on_while_a_server_ends_what_holds_its_rows(
             with pytest.raises(StoreAway):
                 store.commit([[DeleteSessions(["a"])]])  # which ends what is stopped before it gives up
             assert [*copied.turns()] == [one]
+
+
+def test_what_a_transaction_holds_for_too_long_is_asked_for_later(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    """As a change of a table by hand does, for which reads wait as well."""
+    name, one = new_name(), next_turn(1)
+    with (
+        closing(PostgresStore(postgres.url, tmp_path, name=name, patience=0, stopped_ms=50)) as store,
+        psycopg.connect(postgres.url, autocommit=True, options=f"-c search_path={name}") as database,
+    ):
+        do(store, PutTurn(one), PutSession(session("a", one)))
+        with database.transaction():
+            database.execute("LOCK TABLE sessions, turns, documents, models IN ACCESS EXCLUSIVE MODE")
+            asks: dict[str, Callable[[], object]] = {
+                "a session": lambda: store.find_session("a"),
+                "a list": lambda: store.list_sessions(None, 10),
+                "what has arrived": lambda: store.refresh(Wanted(["a"])),
+                "a turn": lambda: store.read_turn(one.id),
+                "a document": lambda: store.read_document("d"),
+                "a model": lambda: store.model_id("m", 1),
+            }
+            for what, ask in asks.items():
+                with pytest.raises(StoreAway, match=r"holds what is needed .*; try again later"):
+                    pytest.fail(f"{what} is {ask()}")
+        assert store.find_session("a") == session("a", one)
+
+
+def test_a_copy_that_cannot_begin_leaves_no_connection(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, connect = list[psycopg.Connection](), psycopg.connect
+
+    def noted(*arguments: Any, **named: Any) -> psycopg.Connection:
+        opened.append(connect(*arguments, **named))
+        return opened[-1]
+
+    monkeypatch.setattr(psycopg, "connect", noted)
+    only_reads = f"{postgres.url}&options=-c%20default_transaction_read_only%3Don"
+    for url, empty in ((only_reads, True), (postgres.url, False)):  # without the tables that it needs
+        with pytest.raises(StoreError):
+            PostgresContents(url, new_name(), empty=empty)
+    assert len(opened) == 2 and all(each.closed for each in opened)
 
 
 def test_a_connection_that_was_idle_for_too_long_is_made_again(

@@ -1,14 +1,18 @@
 """Files of sessions that begin in a state: one whose tokens are not known, or a start state, of no tokens."""
 
+import io
+import os
 from collections.abc import Iterator
+from errno import EIO, EMFILE
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pools import BEGINNING, NEVER, Bench, after
 from stores import MODEL, VOCABULARY, chain, sealed, tiny_layout, tiny_states, turns_of, unknown_past
 
 from rwkv_batch.state import exported, images
-from rwkv_batch.state.entries import SnapshotError
+from rwkv_batch.state.entries import SnapshotError, Unavailable
 from rwkv_batch.state.snapshot import Damaged, Transfer
 
 STATE = after(BEGINNING, [7, 7])  # in which the sessions begin
@@ -65,6 +69,34 @@ def test_it_does_so_where_everything_is_kept_in_memory(data: bytes) -> None:
     for other in range(3):
         bench.turn(f"other{other}", [5])
     assert goes_back(bench, "b")
+    bench.close()
+
+
+@pytest.mark.parametrize("errno", [EMFILE, EIO])
+@pytest.mark.parametrize(("what", "number"), [("state", 0), ("both", 1)])
+def test_a_state_that_cannot_be_read_now_is_not_left_out_of_a_file(
+    path: Path, data: bytes, what: str, number: int, errno: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it said that there is none: the file can be had later. `number`: of the state that fails."""
+    bench, opened, failing = Bench(path), io.open, list[bool]()
+
+    def open_(file: Any, *arguments: Any, **named: Any) -> Any:
+        if str(file).endswith(".state") and failing and failing.pop():
+            raise OSError(errno, os.strerror(errno))
+        return opened(file, *arguments, **named)
+
+    assert bench.do(bench.import_, "b", data).error is None
+    bench.close()
+    monkeypatch.setattr(io, "open", open_)
+    bench = Bench(path)
+    failing += [True, *[False] * number]
+    error = bench.do(bench.pool.files.export, "b", what).error
+    assert not failing and isinstance(error, Unavailable) and os.strerror(errno) in error
+    bench.close()
+    bench = Bench(path)
+    whole = bench.do(bench.pool.files.export, "b", what).value
+    assert bench.do(bench.import_, "c", whole).error is None
+    assert bench.look("c") == after(STATE, [1, 2, 3]) and (what == "state" or goes_back(bench, "c"))
     bench.close()
 
 

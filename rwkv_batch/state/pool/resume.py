@@ -89,7 +89,9 @@ class Resumer:
                 start.image = self._image(start, head)
             except (RowDamaged, SnapshotError) as error:
                 log.warning("An image is passed over, and tokens are fed in its place: %s", error)
-                if not isinstance(error, Unread):
+                if isinstance(error, Unread):
+                    start.unread = error
+                else:
                     start.unusable.append(start.turn)
                 unusable = error
             if start.image is not None:
@@ -150,7 +152,7 @@ class Resumer:
                     "export its tokens."
                 )
             if image is None or start.turns:
-                raise NotInFile(
+                raise start.unread or NotInFile(
                     f"The state at the end of {session.key} is not at hand; export its tokens, or continue "
                     "it first."
                 )
@@ -174,12 +176,14 @@ class Resumer:
     def _beginning(self, session: Session, first: Turn, second: Turn, kept: Tensor | None) -> bytes:
         """The state in which the session begins, to which it can be taken back; none if it is lost.
 
-        Raises NotInFile where nothing else would say that there was one.
+        Raises NotInFile where nothing else would say that there was one, Unread.
         """
         image = kept
         try:
             if image is None:
                 image = self._image(Start([second], first.id), session.head)
+        except Unread:  # it is there, and a file without it could not be taken back to it
+            raise
         except (RowDamaged, SnapshotError) as error:
             log.warning("The state in which %s begins is left out of a file: %s", session.key, error)
         if image is not None:

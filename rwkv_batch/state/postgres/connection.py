@@ -25,6 +25,7 @@ Database = psycopg.Connection[tuple[Any, ...]]
 
 AWAY = "The database of sessions cannot be reached; try again later."
 REFUSED = "The database of sessions cannot be used ({}); look at the URL of --state-db and at its role."
+HELD = "Another transaction holds what is needed in the database of sessions; try again later."
 TRY_AGAIN = 0.2  # seconds between attempts to connect
 # What libpq waits for by default is longer than an outage may last.
 WAITS: dict[str, str | int] = {
@@ -47,9 +48,9 @@ _AWAY = (
     errors.ReadOnlySqlTransaction,
     errors.IdleInTransactionSessionTimeout,
 )
-# Classes of codes: too few resources, an operator who intervenes, the system below (errcodes-appendix of the
-# manual). What they say may be otherwise soon.
-_FOR_NOW = ("53", "57", "58")
+# Classes of codes: transactions that were in each other's way, too few resources, an operator who intervenes,
+# the system below (errcodes-appendix of the manual). What they say may be otherwise soon.
+_FOR_NOW = ("40", "53", "57", "58")
 _PASSING = ("starting up", "shutting down", "too many", "remaining connection slots", "recovery")
 
 
@@ -223,6 +224,8 @@ def explained(error: psycopg.Error) -> StoreError:
         return StoreAway(
             "The disk of the database is full; nothing can be stored before there is room again."
         )
+    if isinstance(error, errors.LockNotAvailable):
+        return StoreAway(HELD)
     if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
         return StoreError(f"The database takes no such values ({one_line(error)}).")
     if (error.sqlstate or "")[:2] in _FOR_NOW:

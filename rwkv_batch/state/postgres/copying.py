@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from rwkv_batch.state.entries import Session, StoreDocument, StoreError, Turn
+from rwkv_batch.state.entries import Session, StoreDocument, Turn
 from rwkv_batch.state.log.contents import Contents, Counted, Model, State, not_empty
 from rwkv_batch.state.postgres import rows, schema
 from rwkv_batch.state.postgres.changes import put_model
@@ -28,15 +28,18 @@ class PostgresContents:
         name = schema.schema_of(model)
         try:
             self._database: Database = psycopg.connect(with_waits(url), autocommit=True)
+        except psycopg.Error as error:
+            raise explained(error) from None
+        try:
             self._database.execute(schema.settings(name, 0).encode())
             # Servers end transactions of others that stay open; a copy is one, and has another name.
             self._database.execute(b"SET application_name TO 'rwkv-batch copy'")
             (schema.migrate if empty else schema.check)(self._database, name)
             self._database.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        except psycopg.Error as error:
-            raise explained(error) from None
-        except StoreError:
+        except BaseException as error:
             self._database.close()
+            if isinstance(error, psycopg.Error):
+                raise explained(error) from None
             raise
 
     def close(self) -> None:

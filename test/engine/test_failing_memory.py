@@ -9,11 +9,13 @@ from engine_faults import PLATE, Asked, request, turn
 from failing_memory import device_memory, failing_memory, host_memory
 from fault_points import FaultPoints, caller_of
 from row_adapters import write
+from tools import absent
 
+from rwkv_batch.ops.cpu.binding import NO_MEMORY, CpuKernels, load
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.state.slots import DeviceStates
 from rwkv_batch.wire.commands import LoadAdapter
-from rwkv_batch.wire.protocol import Rejected, Sampling
+from rwkv_batch.wire.protocol import Failed, Progress, Rejected, Sampling
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -79,6 +81,28 @@ def test_an_adapter_for_which_the_device_has_no_memory(
     assert driver.said(other) == expected
     assert driver.say(PROMPTS[1], adapter="lora") != driver.say(PROMPTS[1])
     assert driver.engine.drained
+    driver.engine.close()
+
+
+@pytest.mark.parametrize("name", ["product", "rwkv7_layers"])
+def test_a_step_for_which_a_kernel_has_no_memory(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Its requests fail, and the engine goes on."""
+    if load() is None:
+        absent("There is no C++ compiler.")
+    driver = Driver()
+    expected = driver.say(PROMPTS[0])
+    method, failed = getattr(CpuKernels, name), list[str]()
+
+    def call(*arguments: Any) -> Any:
+        if not failed:
+            failed.append(name)
+            raise MemoryError(NO_MEMORY)
+        return method(*arguments)
+
+    monkeypatch.setattr(CpuKernels, name, call)
+    last = driver.until(driver.add(PROMPTS[0]), (Failed, Progress, Rejected))[-1]
+    assert failed and not (isinstance(last, Progress) and not last.rows[-1].error)
+    assert driver.say(PROMPTS[0]) == expected
     driver.engine.close()
 
 

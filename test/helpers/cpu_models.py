@@ -29,15 +29,21 @@ def kernels() -> CpuKernels:
 
 def kernels_for(target: str) -> CpuKernels:
     """The kernels for one of TARGETS, or the test is skipped."""
+    return kernels() if target == "native" else CpuKernels(library_for(target))
+
+
+def library_for(target: str) -> ctypes.CDLL:
+    """Their library, or the test is skipped."""
     if target == "native":
-        return kernels()
+        kernels()
+        return ctypes.CDLL(str(build.build()))
     if platform.machine() != "x86_64":
         pytest.skip("needs an x86-64 processor")
     if build.compiler() is None:
         absent("There is no C++ compiler.")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "NATIVE", (f"-march={target}",))
-        return CpuKernels(ctypes.CDLL(str(build.build())))
+        return ctypes.CDLL(str(build.build()))
 
 
 @contextmanager

@@ -1,16 +1,20 @@
 """The kernels for CPUs against fp64, what no cut or batch may change, and a machine without a compiler."""
 
+import ctypes
 import logging
+from ctypes import byref, c_bool, c_int, c_int64, c_void_p
+from typing import Any
 
 import pytest
 import torch
 from checkpoints import tiny
-from cpu_models import TARGETS, kernels, kernels_for, maker, poisoned_outputs, torch_threads
+from cpu_models import TARGETS, kernels, kernels_for, library_for, maker, poisoned_outputs, torch_threads
 from torch.nn.functional import group_norm, layer_norm, normalize
 
 from rwkv_batch.engine import Engine
 from rwkv_batch.ops.cpu import binding
 from rwkv_batch.ops.cpu.binding import CpuRows
+from rwkv_batch.ops.cpu.records import KINDS, LayerRecord, MatrixRecord
 from rwkv_batch.wire.protocol import Sampling
 
 pytestmark = pytest.mark.thorough
@@ -238,3 +242,37 @@ def test_a_library_is_built_once(elsewhere, monkeypatch):
     binding.load.cache_clear()
     monkeypatch.setenv("PATH", "")
     assert binding.load() is not None and list(elsewhere.iterdir()) == [library.parent]
+
+
+TOO_MANY = 1 << 44  # rows: no machine has an address for what they need
+
+
+def test_a_mix_for_which_there_is_no_memory_raises_and_leaves_its_slots(compiled):
+    shift = torch.zeros(1, WIDTH)
+    rows = CpuRows(torch.ones(1).long(), torch.zeros(1).long().expand(TOO_MANY), torch.ones(1).long())
+    norm = torch.ones(WIDTH), torch.zeros(WIDTH)
+    with pytest.raises(MemoryError, match="no memory for a step"):
+        compiled.mix(torch.ones(1, WIDTH), None, norm, torch.ones(1, 1, WIDTH), shift, rows)
+    assert not shift.any()
+
+
+def test_layers_for_which_there_is_no_memory_raise(compiled):
+    ends = torch.tensor([TOO_MANY])
+    rows = CpuRows(ends, torch.zeros(1).long(), ends)
+    states = torch.zeros(1, 1, 2, WIDTH), torch.zeros(1, 1, HEADS, 64, 64)
+    with pytest.raises(MemoryError, match="no memory for a step"):
+        compiled.rwkv7_layers((LayerRecord * 1)(), torch.ones(1, WIDTH), None, *states, rows)
+    assert not any(state.any() for state in states)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", ["int8", "int4", "nf4"])
+def test_a_product_for_which_there_is_no_memory_says_so(target, kind):
+    library: Any = library_for(target)
+    if kind == "int8" and library.int8_group() == 1:
+        return  # it takes none
+    library.product.restype = c_bool
+    library.product.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int, c_int]
+    x = (ctypes.c_float * 64)()
+    matrix = MatrixRecord(inputs=64, outputs=64, group=64, kind=KINDS.index(kind))
+    assert library.product(byref(matrix), x, None, TOO_MANY, 0, 1) is False

@@ -1,5 +1,7 @@
 """The products of the kernels for CPUs against fp64, and that a row's depends on nothing but the row."""
 
+import errno
+import mmap
 import os
 from functools import cache, lru_cache
 from pathlib import Path
@@ -236,6 +238,22 @@ def test_weights_are_kept_side_by_side_and_none_is_written_over(compiled):
     product = products.packed_linear(compiled, draw(200, 515), None)
     x = draw(3, 515, seed=1)
     assert torch.equal(product.kept_in(memory)(x), product(x))
+
+
+def test_weights_stay_where_they_are_if_there_are_no_large_pages_for_them(monkeypatch):
+    """As under a limit of the memory of a process, which they are within themselves."""
+    maps, mapped = [False, True], mmap.mmap
+
+    def limited(*arguments, **named):
+        if not maps.pop():
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return mapped(*arguments, **named)
+
+    monkeypatch.setattr(mmap, "mmap", limited)
+    memory, weights = WeightMemory(), [draw(600, 1030), draw(9000, 2048), draw(600, 1030, seed=1)]
+    kept = [memory.keep(weight) for weight in weights]
+    assert [mine is given for mine, given in zip(kept, weights, strict=True)] == [False, True, False]
+    assert all(map(torch.equal, kept, weights)) and not maps
 
 
 def test_a_view_is_multiplied_as_what_it_shows(compiled):

@@ -18,6 +18,8 @@ from rwkv_batch.ops.cpu.records import ACTIVATIONS, KINDS, LayerRecord, MatrixRe
 log = logging.getLogger(__name__)
 
 HEAD_SIZE = 64
+NO_MEMORY = "The host has no memory for a step of the model."
+ALLOCATE = ("product", "mix", "rwkv7_layers")  # functions that return whether they have had the memory
 POINTERS_AND_SIZES = {  # of each function: pointers, then 64-bit sizes, then ints, the last one the threads
     "product": (3, 1, 2),
     "mix": (12, 5, 1),
@@ -73,7 +75,7 @@ class PackedMatrix:
 
 
 class CpuKernels:
-    """The functions of a built library. Each uses as many threads as torch does."""
+    """The functions of a built library. Each uses as many threads as torch does, and raises MemoryError."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         for name, (pointers, sizes, ints) in POINTERS_AND_SIZES.items():
@@ -81,7 +83,7 @@ class CpuKernels:
             function.argtypes = (
                 [ctypes.c_void_p] * pointers + [ctypes.c_int64] * sizes + [ctypes.c_int] * ints
             )
-            function.restype = None if pointers else ctypes.c_int
+            function.restype = ctypes.c_bool if name in ALLOCATE else None if pointers else ctypes.c_int
         self._library: Any = library
         self.int8_group: int = library.int8_group()
         self.int4_inputs: int = library.int4_inputs()
@@ -91,7 +93,7 @@ class CpuKernels:
         x = x.contiguous()
         rows = len(x)
         y = torch.empty(rows, matrix.outputs)
-        self._library.product(
+        done = self._library.product(
             byref(matrix.record),
             x.data_ptr(),
             y.data_ptr(),
@@ -99,6 +101,8 @@ class CpuKernels:
             ACTIVATIONS.index(activation),
             torch.get_num_threads(),
         )
+        if not done:
+            raise MemoryError(NO_MEMORY)
         return y
 
     def mix(
@@ -122,7 +126,7 @@ class CpuKernels:
         out = torch.empty(mixes, tokens, width)
         total = x if added is None else torch.empty_like(x)
         normed = torch.empty_like(x) if keep_normed else None
-        self._library.mix(
+        done = self._library.mix(
             x.data_ptr(),
             None if added is None else added.data_ptr(),
             norm[0].data_ptr(),
@@ -142,6 +146,8 @@ class CpuKernels:
             mixes,
             torch.get_num_threads(),
         )
+        if not done:
+            raise MemoryError(NO_MEMORY)
         return total, out, normed
 
     def wkv7(
@@ -198,7 +204,7 @@ class CpuKernels:
         2, width]` and wkv `[slots, layers, heads, 64, 64]` are updated in place. Returns x and v_first.
         """
         out, values = torch.empty_like(x), torch.empty_like(x) if v_first is None else v_first
-        self._library.rwkv7_layers(
+        done = self._library.rwkv7_layers(
             layers,
             x.data_ptr(),
             out.data_ptr(),
@@ -217,6 +223,8 @@ class CpuKernels:
             x.shape[1],
             torch.get_num_threads(),
         )
+        if not done:
+            raise MemoryError(NO_MEMORY)
         return out, values
 
 

@@ -2,7 +2,7 @@
 
 #include "matrix.h"
 
-extern "C" void product(const Matrix* matrix, const float* x, float* y, int64_t rows, int activation,
+extern "C" bool product(const Matrix* matrix, const float* x, float* y, int64_t rows, int activation,
                         int threads) {
     const Matrix& m = *matrix;
     switch (m.kind) {
@@ -23,4 +23,5 @@ extern "C" void product(const Matrix* matrix, const float* x, float* y, int64_t 
             return product_nf4(x, m.weights, m.bias, y, rows, m.inputs, m.outputs, m.group, activation,
                                threads);
     }
+    return true;
 }

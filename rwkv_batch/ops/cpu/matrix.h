@@ -23,23 +23,24 @@ static_assert(sizeof(Matrix) == 64, "as in rwkv_batch/ops/cpu/records.py");
 
 extern "C" {
 // y [rows, outputs] = activation(x W^T + bias) for x [rows, inputs]. threads: as many as may be used.
-void product(const Matrix* matrix, const float* x, float* y, int64_t rows, int activation, int threads);
+// Returns whether there is memory for it, as all do that return something; if not, y is not written.
+bool product(const Matrix* matrix, const float* x, float* y, int64_t rows, int activation, int threads);
 
-void product_fp32(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
+bool product_fp32(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
                   int64_t inputs, int64_t outputs, int activation, int threads);
-void product_fp16(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
+bool product_fp16(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
                   int64_t inputs, int64_t outputs, int activation, int threads);
-void product_int8(const float* x, const void* weights, const float* scales, const int32_t* totals,
+bool product_int8(const float* x, const void* weights, const float* scales, const int32_t* totals,
                   const float* bias, float* y, int64_t rows, int64_t inputs, int64_t outputs, int activation,
                   int threads);
-void product_fp8(const float* x, const void* weights, const float* scales, const float* bias, float* y,
+bool product_fp8(const float* x, const void* weights, const float* scales, const float* bias, float* y,
                  int64_t rows, int64_t inputs, int64_t outputs, int activation, int threads);
-void product_int4(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
+bool product_int4(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
                   int64_t inputs, int64_t outputs, int64_t group, int activation, int threads);
-void product_nf4(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
+bool product_nf4(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
                  int64_t inputs, int64_t outputs, int64_t group, int activation, int threads);
 
-void mix(const float* x, const float* added, const float* weight, const float* bias, const float* amounts,
+bool mix(const float* x, const float* added, const float* weight, const float* bias, const float* amounts,
          float* sum, float* normed, float* out, float* shift, const int64_t* ends, const int64_t* kept,
          const int64_t* slots, int64_t slot_stride, int64_t rows, int64_t tokens, int64_t width,
          int64_t mixes, int threads);

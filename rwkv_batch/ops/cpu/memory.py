@@ -23,12 +23,15 @@ class WeightMemory:
         self._left = torch.empty(0, dtype=torch.uint8)
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor, or the tensor itself where it is small or the system has no such pages."""
+        """A copy of a tensor, or the tensor itself where it is small or the system gives no such pages."""
         if tensor.nbytes < LEAST or not hasattr(mmap, "MADV_HUGEPAGE"):
             return tensor
         size = -(-tensor.nbytes // ALIGNED) * ALIGNED
         if size > len(self._left):
-            self._left = _block(max(size, BLOCK))
+            try:
+                self._left = _block(max(size, BLOCK))
+            except OSError:  # a limit of memory or of mappings, which the tensor itself is within
+                return tensor
         kept = self._left[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         self._left = self._left[size:]
         return kept.copy_(tensor)

@@ -25,10 +25,14 @@ struct Mix {
         *out;      // [tokens, width], the last [mixes, tokens, width]; sum as added, normed may be null
     float* shift;  // of slot 0: [width]
     const float* before;                 // [rows, width]: what the slots held
+    float* memory;                       // [threads, room_of_thread(width)]
     const int64_t *ends, *kept, *slots;  // [rows]: where a row's tokens end, those for the slot do, the slot
     int64_t slot_stride;                 // floats from slot to slot
     int64_t rows, tokens, width, mixes;
 };
+
+// Floats in which a thread keeps two normed tokens, and a line of the cache that no other one writes.
+INLINE int64_t room_of_thread(int64_t width) { return 2 * width + 16; }
 
 INLINE Vec residual(const Mix* job, int64_t at) {
     return job->added ? load(job->x + at) + load(job->added + at) : load(job->x + at);
@@ -58,7 +62,7 @@ void run(const void* argument) {
     share(job->tokens, &token, &end);
     if (token == end) return;
     const int64_t width = job->width;
-    float* const memory = static_cast<float*>(malloc(2 * width * sizeof(float)));
+    float* const memory = job->memory + thread_number() * room_of_thread(width);
     float *own = memory, *other = memory + width;
     while (job->ends[row] <= token) row++;
     const float* before = job->before + row * width;
@@ -87,22 +91,25 @@ void run(const void* argument) {
             other = own == memory ? memory + width : memory;
         }
     }
-    free(memory);
 }
 
 }  // namespace
 
 // added and sum are null where nothing is added, normed where nobody asks for it. threads: as many as may be
-// used.
-extern "C" void mix(const float* x, const float* added, const float* weight, const float* bias,
+// used. Returns whether there is memory for it; if not, nothing is done.
+extern "C" bool mix(const float* x, const float* added, const float* weight, const float* bias,
                     const float* amounts, float* sum, float* normed, float* out, float* shift,
                     const int64_t* ends, const int64_t* kept, const int64_t* slots, int64_t slot_stride,
                     int64_t rows, int64_t tokens, int64_t width, int64_t mixes, int threads) {
-    float* before = static_cast<float*>(malloc(rows * width * sizeof(float)));
+    const int64_t floats = rows * width + threads * room_of_thread(width);
+    float* before = static_cast<float*>(malloc(floats * sizeof(float)));
+    if (!before) return false;
     for (int64_t row = 0; row < rows; row++)
         memcpy(before + row * width, shift + slots[row] * slot_stride, width * sizeof(float));
-    const Mix job = {x,      added, weight, bias,  amounts,     sum,  normed, out,   shift,
-                     before, ends,  kept,   slots, slot_stride, rows, tokens, width, mixes};
+    float* const memory = before + rows * width;
+    const Mix job = {x,      added, weight, bias,  amounts,     sum,  normed, out,   shift, before,
+                     memory, ends,  kept,   slots, slot_stride, rows, tokens, width, mixes};
     in_parallel(run, &job, threads);
     free(before);
+    return true;
 }

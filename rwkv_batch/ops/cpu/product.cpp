@@ -169,32 +169,36 @@ void run(const void* argument) {
 
 }  // namespace
 
-extern "C" void product_fp32(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
+extern "C" bool product_fp32(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
                              int64_t inputs, int64_t outputs, int activation, int threads) {
     const Product job = {x, weights, nullptr, bias, y, rows, inputs, outputs, activation};
     in_parallel(run<float>, &job, threads_for(&job, threads));
+    return true;
 }
 
-extern "C" void product_fp16(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
+extern "C" bool product_fp16(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
                              int64_t inputs, int64_t outputs, int activation, int threads) {
     const Product job = {x, weights, nullptr, bias, y, rows, inputs, outputs, activation};
     in_parallel(run<uint16_t>, &job, threads_for(&job, threads));
+    return true;
 }
 
-extern "C" void product_fp8(const float* x, const void* weights, const float* scales, const float* bias,
+extern "C" bool product_fp8(const float* x, const void* weights, const float* scales, const float* bias,
                             float* y, int64_t rows, int64_t inputs, int64_t outputs, int activation,
                             int threads) {
     const Product job = {x, weights, scales, bias, y, rows, inputs, outputs, activation};
     in_parallel(run<Fp8>, &job, threads_for(&job, threads));
+    return true;
 }
 
 #if !defined(__AVX512VNNI__)
 extern "C" int int8_group() { return 1; }
 
-extern "C" void product_int8(const float* x, const void* weights, const float* scales, const int32_t*,
+extern "C" bool product_int8(const float* x, const void* weights, const float* scales, const int32_t*,
                              const float* bias, float* y, int64_t rows, int64_t inputs, int64_t outputs,
                              int activation, int threads) {
     const Product job = {x, weights, scales, bias, y, rows, inputs, outputs, activation};
     in_parallel(run<int8_t>, &job, threads_for(&job, threads));
+    return true;
 }
 #endif

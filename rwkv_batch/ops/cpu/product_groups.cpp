@@ -155,11 +155,13 @@ void run_in_fp32(const void* argument) {
 }
 
 template <typename Codes>
-void multiply_in_fp32(Grouped job, int threads) {
+bool multiply_in_fp32(Grouped job, int threads) {
     job.sums = static_cast<float*>(malloc(job.rows * groups(&job) * sizeof(float)));
+    if (!job.sums) return false;
     in_parallel(sum_rows, &job, threads);
     in_parallel(run_in_fp32<Codes>, &job, threads);
     free(job.sums);
+    return true;
 }
 
 #if defined(__AVX512VNNI__)
@@ -229,13 +231,17 @@ void run_of_bytes(const void* argument) {
     run(static_cast<const Grouped*>(argument), TILES);
 }
 
-void multiply_bytes(Grouped job, int threads) {
+bool multiply_bytes(Grouped job, int threads) {
     job.sums = static_cast<float*>(malloc(job.rows * groups(&job) * sizeof(float)));
     job.rows16 = rows16(job.rows, groups(&job) * job.group);
-    in_parallel(split_rows, &job, threads);
-    in_parallel(run_of_bytes, &job, threads);
+    const bool room = job.sums && job.rows16.steps;
+    if (room) {
+        in_parallel(split_rows, &job, threads);
+        in_parallel(run_of_bytes, &job, threads);
+    }
     free(job.rows16.steps);
     free(job.sums);
+    return room;
 }
 #endif
 
@@ -251,18 +257,18 @@ extern "C" int int4_inputs() {
 }
 
 // group: 64 or 128.
-extern "C" void product_int4(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
+extern "C" bool product_int4(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
                              int64_t inputs, int64_t outputs, int64_t group, int activation, int threads) {
     const Grouped job = {{x, weights, nullptr, bias, y, rows, inputs, outputs, activation}, group};
 #if defined(__AVX512VNNI__)
-    multiply_bytes(job, threads_for(&job, threads));
+    return multiply_bytes(job, threads_for(&job, threads));
 #else
-    multiply_in_fp32<Whole>(job, threads_for(&job, threads));
+    return multiply_in_fp32<Whole>(job, threads_for(&job, threads));
 #endif
 }
 
-extern "C" void product_nf4(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
+extern "C" bool product_nf4(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
                             int64_t inputs, int64_t outputs, int64_t group, int activation, int threads) {
     const Grouped job = {{x, weights, nullptr, bias, y, rows, inputs, outputs, activation}, group};
-    multiply_in_fp32<Nf4>(job, threads_for(&job, threads));
+    return multiply_in_fp32<Nf4>(job, threads_for(&job, threads));
 }

@@ -101,14 +101,16 @@ void run(const void* argument) {
 // How many inputs of an output lie side by side in a panel.
 extern "C" int int8_group() { return 4; }
 
-extern "C" void product_int8(const float* x, const void* weights, const float* scales, const int32_t* totals,
+extern "C" bool product_int8(const float* x, const void* weights, const float* scales, const int32_t* totals,
                              const float* bias, float* y, int64_t rows, int64_t inputs, int64_t outputs,
                              int activation, int threads) {
     const Product product = {x, weights, scales, bias, y, rows, inputs, outputs, activation};
     Split job = {product, totals, rows16(rows, (inputs + LANES - 1) / LANES * LANES)};
+    if (!job.rows16.steps) return false;
     threads = threads_for(&product, threads);
     in_parallel(split, &job, threads);
     in_parallel(run, &job, threads);
     free(job.rows16.steps);
+    return true;
 }
 #endif

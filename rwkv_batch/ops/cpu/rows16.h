@@ -15,9 +15,10 @@ struct Rows16 {
     int64_t padded;  // inputs, with those that are added, which are zero: a multiple of LANES
 };
 
-// Room for rows, to be freed at `steps`.
+// Room for rows, to be freed at `steps`, which is null where there is no memory.
 INLINE Rows16 rows16(int64_t rows, int64_t padded) {
     float* const steps = static_cast<float*>(malloc(rows * (2 * padded + sizeof(float))));
+    if (!steps) return {nullptr, nullptr, padded};
     return {steps, reinterpret_cast<uint8_t*>(steps + rows), padded};
 }
 

@@ -41,14 +41,14 @@ struct Tokens {  // where the rows of a call lie, as for `mix` and `wkv7`
     int threads;
 };
 
-void multiply(const Tokens& tokens, const Matrix& matrix, const float* x, float* y,
+bool multiply(const Tokens& tokens, const Matrix& matrix, const float* x, float* y,
               int activation = IDENTITY) {
-    product(&matrix, x, y, tokens.count, activation, tokens.threads);
+    return product(&matrix, x, y, tokens.count, activation, tokens.threads);
 }
 
-void multiply(const Tokens& tokens, const Pair& pair, const float* x, float* between, float* y) {
-    multiply(tokens, pair.inner, x, between, (int)pair.activation);
-    multiply(tokens, pair.outer, between, y);
+bool multiply(const Tokens& tokens, const Pair& pair, const float* x, float* between, float* y) {
+    return multiply(tokens, pair.inner, x, between, (int)pair.activation) &&
+           multiply(tokens, pair.outer, between, y);
 }
 
 int64_t most_between(const Layer* layers, int64_t count) {
@@ -61,7 +61,8 @@ int64_t most_between(const Layer* layers, int64_t count) {
     return most;
 }
 
-// Pieces of one block of memory, each of which begins with a line of the cache.
+// Pieces of one block of memory, each of which begins with a line of the cache. block: null where there is
+// none.
 struct Room {
     float *block, *next;
 
@@ -85,8 +86,9 @@ struct Room {
 
 // x, out and v_first: [tokens, width]. has_values: whether v_first is what a layer before has given; if not,
 // the first of these layers writes it. shift and wkv: of slot 0 and the first of these layers, moved on;
-// strides are floats from slot to slot and from layer to layer. ends, slots: [rows].
-extern "C" void rwkv7_layers(const Layer* layers, const float* x, float* out, float* v_first, float* shift,
+// strides are floats from slot to slot and from layer to layer. ends, slots: [rows]. Returns whether there is
+// memory for it; if not, some layers may have moved their slots on.
+extern "C" bool rwkv7_layers(const Layer* layers, const float* x, float* out, float* v_first, float* shift,
                              float* wkv, const int64_t* ends, const int64_t* slots, int64_t count,
                              int64_t has_values, int64_t shift_of_slot, int64_t shift_of_layer,
                              int64_t wkv_of_slot, int64_t wkv_of_layer, int64_t rows, int64_t width,
@@ -95,6 +97,7 @@ extern "C" void rwkv7_layers(const Layer* layers, const float* x, float* out, fl
     const int64_t size = Room::whole(tokens.count * width);
     const int64_t most = tokens.count * most_between(layers, count);
     Room room(2 * size + Room::whole(6 * tokens.count * width) + 8 * size + Room::whole(most));
+    if (!room.block) return false;
     float* sums[2] = {room.take(size), room.take(size)};
     float* const mixed = room.take(6 * tokens.count * width);
     float *const r = room.take(size), *const w = room.take(size), *const k = room.take(size);
@@ -103,35 +106,40 @@ extern "C" void rwkv7_layers(const Layer* layers, const float* x, float* out, fl
     const float* added = nullptr;
     int turn = 0;
     const auto norm_and_mix = [&](const Vectors& norm, const float* amounts, float* slot, int64_t mixes) {
-        mix(x, added, norm.weight, norm.bias, amounts, sums[turn], nullptr, mixed, slot, ends, ends, slots,
-            shift_of_slot, rows, tokens.count, width, mixes, threads);
-        if (!added) return;
+        const bool done = mix(x, added, norm.weight, norm.bias, amounts, sums[turn], nullptr, mixed, slot,
+                              ends, ends, slots, shift_of_slot, rows, tokens.count, width, mixes, threads);
+        if (!added) return done;
         x = sums[turn];
         turn = 1 - turn;
+        return done;
     };
     for (int64_t i = 0; i < count; i++) {
         const Layer& layer = layers[i];
         float* const slot = shift + i * shift_of_layer;
-        norm_and_mix(layer.norm, layer.mixes, slot, 6);
+        if (!norm_and_mix(layer.norm, layer.mixes, slot, 6)) return false;
         const auto mix_of = [&](int which) { return mixed + which * tokens.count * width; };
         const bool mixes_values = has_values || i;
         float* const v = mixes_values ? v_own : v_first;
-        multiply(tokens, layer.receptance, mix_of(0), r);
-        multiply(tokens, layer.low_rank[DECAY], mix_of(3), between, w);
-        multiply(tokens, layer.key, mix_of(1), k);
-        multiply(tokens, layer.value, mix_of(2), v);
-        multiply(tokens, layer.low_rank[RATE], mix_of(4), between, a);
-        multiply(tokens, layer.low_rank[GATE], mix_of(5), between, g);
-        if (mixes_values) multiply(tokens, layer.low_rank[VALUES], mix_of(2), between, v_mix);
+        const bool multiplied = multiply(tokens, layer.receptance, mix_of(0), r) &&
+                                multiply(tokens, layer.low_rank[DECAY], mix_of(3), between, w) &&
+                                multiply(tokens, layer.key, mix_of(1), k) &&
+                                multiply(tokens, layer.value, mix_of(2), v) &&
+                                multiply(tokens, layer.low_rank[RATE], mix_of(4), between, a) &&
+                                multiply(tokens, layer.low_rank[GATE], mix_of(5), between, g);
+        if (!multiplied) return false;
+        if (mixes_values && !multiply(tokens, layer.low_rank[VALUES], mix_of(2), between, v_mix))
+            return false;
         wkv7(r, w, k, v, a, g, mixes_values ? v_mix : nullptr, mixes_values ? v_first : nullptr, layer.k_k,
              layer.k_a, layer.k_rest, layer.r_k, layer.group_norm.weight, layer.group_norm.bias, nullptr, y,
              wkv + i * wkv_of_layer, nullptr, ends, ends, slots, wkv_of_slot, rows, width, threads);
-        multiply(tokens, layer.output, y, r);
+        if (!multiply(tokens, layer.output, y, r)) return false;
         added = r;
-        norm_and_mix(layer.ffn_norm, layer.ffn_mix, slot + width, 1);
-        multiply(tokens, layer.ffn_key, mixed, between, SQUARED);
-        multiply(tokens, layer.ffn_value, between, y);
+        const bool fed_forward = norm_and_mix(layer.ffn_norm, layer.ffn_mix, slot + width, 1) &&
+                                 multiply(tokens, layer.ffn_key, mixed, between, SQUARED) &&
+                                 multiply(tokens, layer.ffn_value, between, y);
+        if (!fed_forward) return false;
         added = y;
     }
     for (int64_t i = 0; i < tokens.count * width; i++) out[i] = x[i] + added[i];
+    return true;
 }

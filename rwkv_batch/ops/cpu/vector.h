@@ -117,6 +117,9 @@ INLINE void in_parallel(void (*work)(const void*), const void* job, int threads)
         work(job);
 }
 
+// The number of this thread, below those that `in_parallel` was given.
+INLINE int64_t thread_number() { return omp_get_thread_num ? omp_get_thread_num() : 0; }
+
 // The part of `count` things of this thread: from *first up to *end.
 INLINE void share(int64_t count, int64_t* first, int64_t* end) {
     int64_t thread = 0, threads = 1;

@@ -1,7 +1,7 @@
 """Who may use the server: the password, keys, and where a request has them.
 
-Either is sent as Bearer token, as `x-api-key`, in the JSON body, or in the URL. Only after one of these
-functions has let a caller in can its handler reach the engine (routes/callers/wire.py).
+Either is sent as Bearer token, as `x-api-key` or `api-key`, in the JSON body, or in the URL. Only after one
+of these functions has let a caller in can its handler reach the engine (routes/callers/wire.py).
 """
 
 import hmac
@@ -14,6 +14,7 @@ from routes.http.exchange import HttpRequest
 from routes.http.frontend import Frontend
 from rwkv_batch.keys.records import NAME
 
+KEY_HEADERS = ("x-api-key", "api-key")  # of programs for Anthropic, and of those for Azure OpenAI
 OWNER_HEADER = "x-rwkv-owner"  # by which the operator asks in the name of a key
 
 
@@ -105,8 +106,9 @@ def _given(http: HttpRequest, body: Json | None) -> Iterator[bytes]:
     scheme, _, token = header.partition(" ")
     if scheme.lower() == "bearer":  # in any case (RFC 9110, 11.1)
         yield token.strip().encode()
-    if key := http.headers.get("x-api-key"):
-        yield key.encode()
+    for name in KEY_HEADERS:
+        if key := http.headers.get(name):
+            yield key.encode()
     if body and isinstance(body.get("password"), str):
         yield body["password"].encode(errors="surrogatepass")  # a body is checked after its password
     # What a person types into a URL and what a form sends differ in "+".

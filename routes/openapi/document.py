@@ -80,6 +80,7 @@ ERRORS: Json = {
 SECURITY: Json = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    "azure": {"type": "apiKey", "in": "header", "name": "api-key"},
     "url": {"type": "apiKey", "in": "query", "name": "password"},
 }
 

@@ -12,7 +12,7 @@ from routes.translate.errors import deepl_shape, google_shape, plain_shape
 
 FIELDS = ("api_key", "auth_key", "apiKey", "token", "key")
 PARAMETERS = ("token", "key", "api_key", "auth_key")
-HEADERS = ("x-goog-api-key", "api-key")
+HEADER = "x-goog-api-key"
 SCHEME = "deepl-auth-key "
 REFUSED = {deepl_shape: 403, google_shape: 403, plain_shape: 403}  # where it is not 401
 
@@ -66,8 +66,7 @@ def _keys(http: HttpRequest, fields: Json) -> Iterator[bytes]:
     if header.lower().startswith(SCHEME):
         yield header[len(SCHEME) :].strip().encode()
     yield header.encode()  # some send it without a scheme
-    for name in HEADERS:
-        yield (http.headers.get(name) or "").encode()
+    yield (http.headers.get(HEADER) or "").encode()
     for name in FIELDS:
         if isinstance(value := fields.get(name), str):
             yield value.encode(errors="surrogatepass")

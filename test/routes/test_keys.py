@@ -110,7 +110,9 @@ def test_401_and_403_in_the_shape_of_each_family(keys, path, body, where):
 def test_each_protocol_has_its_place_for_the_key(keys):
     secret = keys.clients["alice"].headers["authorization"].removeprefix("Bearer ")
     http = keys.process.http
-    assert http.get("/v1/models", headers={"x-api-key": secret}).status_code == 200
+    for header in ("x-api-key", "api-key", "API-Key"):
+        assert http.get("/v1/models", headers={header: secret}).status_code == 200
+        assert http.get("/v1/models", headers={header: "sk-rwkv-wrong"}).status_code == 401
     assert http.get("/v1/models", params={"password": secret}).status_code == 200
     assert http.post(V1, json={"contents": ["a"], "password": secret}).status_code == 200
 

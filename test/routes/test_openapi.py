@@ -190,8 +190,9 @@ def test_a_password_guards_it_and_is_declared(locked):
         assert locked.http.get(path).status_code == 401
         assert locked.http.get(path, params={"password": PASSWORD}).status_code == 200
     declared = locked.http.get("/openapi.json", headers={"x-api-key": PASSWORD}).json()
-    assert set(declared["components"]["securitySchemes"]) == {"bearer", "key", "url"}
-    assert declared["paths"]["/v1/models"]["get"]["security"] == [{"bearer": []}, {"key": []}, {"url": []}]
+    assert set(declared["components"]["securitySchemes"]) == {"bearer", "key", "azure", "url"}
+    ways = [{"bearer": []}, {"key": []}, {"azure": []}, {"url": []}]
+    assert declared["paths"]["/v1/models"]["get"]["security"] == ways
     assert declared["paths"]["/health"]["get"]["security"] == [{}]
     translation = "/translate/v1/batch-translate"
     assert declared["paths"][translation]["post"]["security"] == [{}]

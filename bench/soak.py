@@ -60,11 +60,20 @@ class SoakConnection:
         """leave: after the first piece of the reply. Raises OSError and EOFError where that is no HTTP."""
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: soak\r\nContent-Type: application/json\r\n"
-        reader, writer = self._streams or await asyncio.open_connection(
-            "127.0.0.1", self._port, limit=1 << 20
-        )
-        self._streams = None
-        writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        if not self._streams:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
+        reader, writer = self._streams
+        try:
+            writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+            reply = await self._reply(reader, leave)
+        except BaseException:  # what comes next on it is not known
+            self.close()
+            raise
+        if leave:
+            self.close()
+        return reply
+
+    async def _reply(self, reader: asyncio.StreamReader, leave: bool) -> SoakReply:
         first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
         headers = dict(line.split(": ", 1) for line in lines if line)
         status = int(first.split()[1])
@@ -72,10 +81,6 @@ class SoakConnection:
             found = await reader.readexactly(int(headers["content-length"]))
         else:
             found = b"".join([piece async for piece in self._pieces(reader, 1 if leave else None)])
-        if leave:
-            writer.close()
-        else:
-            self._streams = reader, writer
         return SoakReply(status, found)
 
     async def _pieces(self, reader: asyncio.StreamReader, most: int | None):
@@ -90,6 +95,7 @@ class SoakConnection:
     def close(self) -> None:
         if self._streams:
             self._streams[1].close()
+        self._streams = None
 
 
 class SoakRequest:

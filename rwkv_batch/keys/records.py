@@ -83,7 +83,7 @@ class KeyFile(Struct, frozen=True):
 
 
 class _Records(Struct, frozen=True):
-    """The same, before the records are looked at."""
+    """What a file of keys holds, before its records are looked at."""
 
     keys: list[msgspec.Raw] = []
 

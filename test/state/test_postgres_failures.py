@@ -81,7 +81,7 @@ def test_what_a_transaction_holds_for_too_long_is_asked_for_later(
     """As a change of a table by hand does, for which reads wait as well."""
     name, one = new_name(), next_turn(1)
     with (
-        closing(PostgresStore(postgres.url, tmp_path, name=name, patience=0, stopped_ms=50)) as store,
+        closing(PostgresStore(postgres.url, tmp_path, name=name, stopped_ms=50)) as store,
         psycopg.connect(postgres.url, autocommit=True, options=f"-c search_path={name}") as database,
     ):
         do(store, PutTurn(one), PutSession(session("a", one)))

@@ -30,10 +30,9 @@ from rwkv_batch.state.entries import (
 from rwkv_batch.state.log.protocol import Outcome
 from rwkv_batch.state.postgres import rows
 from rwkv_batch.state.postgres.changes import GroupChanges, apply, conflict, lock_sessions
-from rwkv_batch.state.postgres.connection import Database, PostgresConnection, Renew
+from rwkv_batch.state.postgres.connection import HELD, Database, PostgresConnection, Renew
 from rwkv_batch.state.sql.tables import encoded
 
-HELD = "Another server holds what is to be changed; try again later."
 ATTEMPTS = 10  # of a transaction that others have kept from being carried out
 
 _MARK = """

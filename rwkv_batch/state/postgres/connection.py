@@ -25,7 +25,7 @@ Database = psycopg.Connection[tuple[Any, ...]]
 
 AWAY = "The database of sessions cannot be reached; try again later."
 REFUSED = "The database of sessions cannot be used ({}); look at the URL of --state-db and at its role."
-HELD = "Another transaction holds what is needed in the database of sessions; try again later."
+HELD = "Another server or transaction holds what is needed in the database; try again later."
 TRY_AGAIN = 0.2  # seconds between attempts to connect
 # What libpq waits for by default is longer than an outage may last.
 WAITS: dict[str, str | int] = {
@@ -38,8 +38,7 @@ WAITS: dict[str, str | int] = {
 }
 # A server that is stopped in a transaction holds locks on sessions; PostgreSQL ends it then.
 STOPPED_MS = 5000
-# Beside lost connections: a server that shuts down, starts, has no room for a connection, or only reads since
-# another one has taken its place.
+# Beside lost connections: a server that ends, starts, has no room for one, or only reads as another writes.
 _AWAY = (
     errors.AdminShutdown,
     errors.CrashShutdown,
@@ -48,8 +47,8 @@ _AWAY = (
     errors.ReadOnlySqlTransaction,
     errors.IdleInTransactionSessionTimeout,
 )
-# Classes of codes: transactions that were in each other's way, too few resources, an operator who intervenes,
-# the system below (errcodes-appendix of the manual). What they say may be otherwise soon.
+# Classes of codes (errcodes-appendix) of what passes: transactions in each other's way, too few resources, an
+# operator who intervenes, the system below.
 _FOR_NOW = ("40", "53", "57", "58")
 _PASSING = ("starting up", "shutting down", "too many", "remaining connection slots", "recovery")
 

@@ -28,19 +28,17 @@ class PostgresContents:
         name = schema.schema_of(model)
         try:
             self._database: Database = psycopg.connect(with_waits(url), autocommit=True)
+            try:
+                self._database.execute(schema.settings(name, 0).encode())
+                # Servers end transactions of others that stay open; a copy is one, and has another name.
+                self._database.execute(b"SET application_name TO 'rwkv-batch copy'")
+                (schema.migrate if empty else schema.check)(self._database, name)
+                self._database.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            except BaseException:
+                self._database.close()
+                raise
         except psycopg.Error as error:
             raise explained(error) from None
-        try:
-            self._database.execute(schema.settings(name, 0).encode())
-            # Servers end transactions of others that stay open; a copy is one, and has another name.
-            self._database.execute(b"SET application_name TO 'rwkv-batch copy'")
-            (schema.migrate if empty else schema.check)(self._database, name)
-            self._database.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        except BaseException as error:
-            self._database.close()
-            if isinstance(error, psycopg.Error):
-                raise explained(error) from None
-            raise
 
     def close(self) -> None:
         """What is not committed is not in it."""

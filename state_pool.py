@@ -115,7 +115,7 @@ class StatePool:
                 store,
                 writer,
                 sessions,
-                adapted.plain.id,
+                adapted,
                 durable=options.durable,
                 clean=self._clean,
                 report=threads.report,
@@ -497,6 +497,7 @@ class StatePool:
 
     def _renewed(self) -> None:
         """The database was broken and is replaced. Store once more what is in memory and not in it."""
+        self.adapted.note_again()
         self.starts.store_again()
         for key, head in self._tiers.contents().items():
             if not self._log.is_stored(head.turn):

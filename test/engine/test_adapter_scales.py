@@ -9,6 +9,7 @@ from engine_driver import PROMPTS, WEIGHTS, Driver
 from msgspec.structs import replace
 from row_adapters import write
 
+from rwkv_batch.state.entries import DiskFailed
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.codec import decode_paused
 from rwkv_batch.wire.commands import PAUSED, GetDocument, LoadAdapter, PauseRequest, RemoveAdapter
@@ -71,7 +72,26 @@ def test_a_session_belongs_to_the_scale_also_after_a_restart(loaded, tmp_path):
     assert refusal(before, "s", 1.0).reason == refusal(before, "s", 2.0).reason == "conflict"
     before.engine.close()
     after = loaded(store=Store(tmp_path / "sessions.db"))
+    assert refusal(after, "s", 1.0).reason == refusal(after, "s", 2.0).reason == "conflict"
     assert said(after, PROMPTS[1], 0.5, session="s") == said(expected, PROMPTS[1], session="s")
+
+
+def test_a_new_scale_asks_nothing_of_the_database_before_a_turn_is_stored(loaded, tmp_path, monkeypatch):
+    """It may be full, or away, and its disk slow: the engine's thread does not wait for it."""
+    served = loaded(store=Store(tmp_path / "sessions.db"))
+    expected = [said(loaded(FACTOR * scale), PROMPTS[0]) for scale in (0.5, 2.0)]
+
+    def full(store: Store, fingerprint: str, vocabulary: int) -> int:
+        raise DiskFailed("The disk of the database is full.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "model_id", full)
+        assert [said(served, PROMPTS[0], scale) for scale in (0.5, 2.0)] == expected
+        assert said(served, PROMPTS[0], 2.0, session="s") == expected[1]
+    served.engine.close()
+    after = loaded(store=Store(tmp_path / "sessions.db"))
+    assert refusal(after, "s", 0.5).reason == "conflict"
+    said(after, PROMPTS[1], 2.0, session="s")
 
 
 def test_cached_prefixes_belong_to_the_scale(loaded):

@@ -29,7 +29,6 @@ from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.ops.host_memory import pins
 from rwkv_batch.ops.low_rank import LowRankAdapter, readout_adapter, scaled, scaled_digest
 from rwkv_batch.runner.protocol import NO_ADAPTER
-from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.starts.contents import Offsets, StoredStart
 from rwkv_batch.wire.protocol import AdapterInfo, GenerateRequest
@@ -87,9 +86,9 @@ class Adapters:
         self._thread: JobThread | None = None  # from the first adapter on
 
     def attach(self) -> None:
-        """The pool has another database. Raises StoreError."""
+        """The pool has another database."""
         for adapter in [*self._adapters.values(), *self._of_scales.values()]:
-            adapter.model = self._parts.pool.adapted.add(adapter.digest)
+            adapter.model = self._parts.pool.adapted.of(adapter.digest)
 
     def find(self, request: GenerateRequest) -> LoadedAdapter | None:
         """The adapter that a request names, in its scale.
@@ -157,7 +156,7 @@ class Adapters:
             self._loading.discard(name)
             if adapter is not None:
                 if models is not self._parts.pool.adapted:  # there is another database since
-                    adapter.model = self._parts.pool.adapted.add(adapter.digest)
+                    adapter.model = self._parts.pool.adapted.of(adapter.digest)
                 adapter.number = self._numbers.setdefault(adapter.digest, len(self._numbers))
                 self._adapters[name] = adapter
                 self._hold(adapter)
@@ -238,14 +237,11 @@ class Adapters:
         return found
 
     def _scaled(self, adapter: LoadedAdapter, scale: float) -> LoadedAdapter:
-        """An adapter of its own, whose weights are made when a row needs them. Raises Refusal."""
+        """An adapter of its own, whose weights are made when a row needs them."""
         digest = scaled_digest(adapter.digest, scale)
         found = self._of_scales.get(digest)
         if found is None or found.of is not adapter:
-            try:
-                model = self._parts.pool.adapted.add(digest)
-            except StoreError as error:
-                raise Refusal("invalid", str(error)) from None
+            model = self._parts.pool.adapted.of(digest)
             number = self._numbers.setdefault(digest, len(self._numbers))
             found = replace(
                 adapter,

@@ -5,8 +5,9 @@ A start state that scales what is read out of states counts as such an adapter.
 
 from dataclasses import dataclass
 
-from rwkv_batch.state.entries import Head
+from rwkv_batch.state.entries import Head, Operation, PutModel
 from rwkv_batch.state.log.protocol import SessionStore
+from rwkv_batch.state.sql.tables import id_of_model
 
 WITH = "+"  # in the fingerprint of a model with an adapter, in front of the adapter's digest
 
@@ -34,12 +35,38 @@ class AdaptedModels:
         self._store, self.any_model = store, any_model
         self.plain = plain = Model(store.model_id(fingerprint, vocabulary), fingerprint, vocabulary)
         self._digests = {plain.id: ""}  # of adapters, by the ids of models
+        self._unnoted: set[int] = set()  # of these models, those that the database may not have
 
     def add(self, digest: str) -> int:
-        """The id of the model with an adapter. From any thread. Raises StoreError."""
-        id_ = self._store.model_id(f"{self.plain.fingerprint}{WITH}{digest}", self.plain.vocabulary)
+        """The id of the model with an adapter, which is noted. Waits for the database. Raises StoreError."""
+        id_ = self._store.model_id(self._fingerprint(digest), self.plain.vocabulary)
         self._digests[id_] = digest
         return id_
+
+    def of(self, digest: str) -> int:
+        """The id of the model with an adapter, which is noted with its first turn. Waits for nothing."""
+        id_ = id_of_model(self._fingerprint(digest))
+        if id_ not in self._digests:
+            self._digests[id_] = digest
+            self._unnoted.add(id_)
+        return id_
+
+    def noting(self, model: int) -> list[Operation]:
+        """What turns of that model are stored together with, until they have been (`noted`)."""
+        if model not in self._unnoted:
+            return []
+        return [PutModel(self._fingerprint(self._digests[model]), self.plain.vocabulary)]
+
+    def noted(self, model: int) -> None:
+        """The database has that model."""
+        self._unnoted.discard(model)
+
+    def note_again(self) -> None:
+        """The database is a new one."""
+        self._unnoted.update(model for model, digest in self._digests.items() if digest)
+
+    def _fingerprint(self, digest: str) -> str:
+        return f"{self.plain.fingerprint}{WITH}{digest}"
 
     def digest(self, head: Head) -> str:
         """Of the adapter that made a turn, in this or another model; empty: none. Raises StoreError."""

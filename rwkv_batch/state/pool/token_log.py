@@ -25,6 +25,7 @@ from rwkv_batch.state.entries import (
     ignore_result,
     message,
 )
+from rwkv_batch.state.log.adapted import AdaptedModels
 from rwkv_batch.state.log.protocol import CommitQueue, Committed, SessionStore
 from rwkv_batch.state.log.sessions import Sessions
 
@@ -47,13 +48,13 @@ class TokenLog:
         store: SessionStore,
         writer: CommitQueue,
         sessions: Sessions,
-        model: int,
+        models: AdaptedModels,
         *,
         durable: bool,
         clean: Cleaner,
         report: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._limit, self._writer, self._model = store.limit, writer, model
+        self._limit, self._writer, self._models = store.limit, writer, models
         self.sessions, self._durable, self._clean, self._report = sessions, durable, clean, report
         self._ids = store.turn_numbers()
         self._unstored: dict[int, Turn] = {}  # turns that are not committed yet
@@ -74,7 +75,7 @@ class TokenLog:
         request: bytes = b"",
     ) -> Turn:
         """The next turn after `parent`; None: at the beginning. model: None: without an adapter."""
-        turn = Turn.from_parent(self.new_id(), parent, prompt, completion, model or self._model)
+        turn = Turn.from_parent(self.new_id(), parent, prompt, completion, model or self._models.plain.id)
         return replace(turn, request=request) if request else turn
 
     def find_request(self, request: bytes) -> tuple[str, Turn] | None:
@@ -87,7 +88,7 @@ class TokenLog:
 
     def unknown_past(self, tokens: int, model: int | None = None) -> Turn:
         """A turn in place of a past that is not known."""
-        made_by, digest = model or self._model, secrets.token_bytes(16)
+        made_by, digest = model or self._models.plain.id, secrets.token_bytes(16)
         return Turn(self.new_id(), NONE, 0, tokens, [], [], time.time(), made_by, digest)
 
     def new_id(self) -> int:
@@ -144,6 +145,8 @@ class TokenLog:
 
         def committed(removed: Removed | None, error: Exception | None) -> None:
             del self._unstored[turn.id]
+            if not error:
+                self._models.noted(turn.model)
             self._clean_up(removed or Removed(turns=[turn.id]))
             if self._durable:
                 done(message(error))
@@ -152,7 +155,7 @@ class TokenLog:
         self.sessions.put(
             session,
             committed,
-            before=[PutTurn(turn), *self.shrink(size)],
+            before=[*self._models.noting(turn.model), PutTurn(turn), *self.shrink(size)],
             pinned=self._pinned(),
             retry=not self._durable,
         )
@@ -196,10 +199,13 @@ class TokenLog:
         def committed(removed: Removed | None, error: Exception | None) -> None:
             for turn in turns:
                 del self._unstored[turn.id]
+                if not error:
+                    self._models.noted(turn.model)
             self._clean_up(removed or _all_of(turns))
             done(message(error))
 
-        before, retry = [*map(PutTurn, turns), *operations], not self._durable
+        notes = [note for model in {turn.model for turn in turns} for note in self._models.noting(model)]
+        before, retry = [*notes, *map(PutTurn, turns), *operations], not self._durable
         if wanted:
             self.sessions.put(session, committed, before=before, pinned=self._pinned(), retry=retry)
         else:

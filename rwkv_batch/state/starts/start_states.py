@@ -189,7 +189,7 @@ class StartStates:
             head = start.session.head
             model, offsets = None, start.offsets
             if offsets:
-                model = self._parts.adapted.add(offsets.digest)
+                model = self._parts.adapted.of(offsets.digest)
                 self._parts.documents.put(OFFSETS + offsets.digest, offsets.data, lambda error: None)
             turn = replace(self._parts.log.unknown_past(0, model), id=head.turn, digest=head.digest)
             at = SessionAt(KEY + start.name, ANY)
@@ -300,7 +300,7 @@ class StartStates:
         offsets = Offsets(numbers.view(shape.layers, shape.width))
         if offsets.digest != digest:
             raise StoreError("its time_offset is damaged")
-        self._parts.adapted.add(digest)
+        self._parts.adapted.of(digest)
         return offsets
 
     def _read(self, head: Head) -> Tensor:

@@ -22,6 +22,7 @@ from routes.errors import disk_error
 from routes.http.errors import ApiError, ErrorShape, Json, openai_shape
 from routes.http.exchange import RETRY_AFTER, HttpRequest, audit_entry
 from routes.http.frontend import Frontend
+from routes.http.priority import MOST_SECONDS
 from routes.http.stream import JobStream
 from routes.server import REFUSED, begin, receive, wire_to
 from rwkv_batch.batches.lines import InputLine
@@ -160,7 +161,8 @@ def _request(
     """The line as its owner would have sent it, at the lowest priority."""
     urgency: Json = {"priority": "batch"}
     if math.isfinite(deadline):
-        urgency["deadline"] = max(1.0, deadline - time.time())
+        left = deadline - time.time()  # which is more than its window where the clock has been set back
+        urgency["deadline"] = min(max(1.0, left), MOST_SECONDS)
 
     def note(http: HttpRequest, status: int) -> None:
         if front.audit and http.caller.served.model:

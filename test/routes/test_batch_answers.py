@@ -12,9 +12,11 @@ from robyn import Headers, StreamingResponse
 
 from routes import batching, table
 from routes.batches.files import IN_PIECES
+from routes.http.exchange import json_response
 from routes.http.replies import Reply
 from routes.http.stream import SlowJson
 from routes.translate.errors import deepl_shape
+from routes.translate.handlers import Urgency
 from rwkv_batch.batches.lines import InputLine
 from rwkv_batch.batches.runner import RowReply
 from rwkv_batch.wire.client import Job
@@ -66,6 +68,20 @@ def test_a_reply_in_pieces_has_the_status_that_it_would_have_whole(monkeypatch, 
     job = Job(REQUEST, lambda name: None)
     job.put(event)
     assert answered(monkeypatch, job).status == status
+
+
+@pytest.mark.parametrize("now", [0.0, 1e12, 2e12])
+def test_a_row_is_taken_whatever_the_clock_was_set_to_since_its_batch_began(monkeypatch, now: float):
+    """The time that is left of a window may be more than a request may ask for, or less than nothing."""
+
+    async def handler(front, http):
+        return json_response(http, {"left": Urgency.from_json(http.json[0]).deadline})
+
+    route = SimpleNamespace(path=URL, methods=("POST",), shape=deepl_shape, handler=handler)
+    monkeypatch.setattr(table, "ROUTES", [route])
+    monkeypatch.setattr(batching.time, "time", lambda: now)
+    row = asyncio.run(batching.answers(FRONT)(InputLine("1", URL, {"text": ["x"]}), 1e12, ""))
+    assert row.status == 200, row.body
 
 
 def test_a_row_that_is_cancelled_ends_in_the_engine_too(monkeypatch):

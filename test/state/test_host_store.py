@@ -1,6 +1,7 @@
 """Two pools on one database: what one changes the other goes on from, or is refused."""
 
 import queue
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -34,6 +35,7 @@ from rwkv_batch.state.entries import (
 from rwkv_batch.state.host import link
 from rwkv_batch.state.host.link import UNKNOWN, Link
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.sql import sqlite
 from rwkv_batch.state.starts.contents import StartContents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +64,17 @@ class Pair:
     def __exit__(self, *_: object) -> None:
         self.one.close()
         self.two.close()
+
+
+def test_turns_get_their_ids_though_the_database_cannot_be_read(host: ThreadHost, monkeypatch) -> None:
+    """As where a process has no file left."""
+
+    def no_file(path: Path) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    monkeypatch.setattr(sqlite, "connect_to_read", no_file)
+    ids = host.open().turn_numbers()
+    assert len({next(ids) for _ in range(3)}) == 3
 
 
 # One goes on from what the other has stored

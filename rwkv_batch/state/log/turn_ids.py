@@ -9,6 +9,8 @@ of a process lie together.
 import secrets
 from collections.abc import Callable, Iterator
 
+from rwkv_batch.state.entries import StoreError
+
 BLOCK = 1 << 20  # ids
 BLOCKS = 1 << 42  # so that all ids are below 2^62
 
@@ -21,8 +23,15 @@ def count_on(last: int) -> Iterator[int]:
 
 
 def in_random_blocks(is_used: Callable[[int, int], bool]) -> Iterator[int]:
-    """`is_used`: whether a turn is stored whose id is from the first number on and before the second."""
+    """`is_used`: whether a turn is stored whose id is from the first number on and before the second.
+
+    Where that cannot be read it is taken not to be, as it hardly ever is: no turn fails for that.
+    """
     while True:
         first = (1 + secrets.randbelow(BLOCKS - 1)) * BLOCK
-        if not is_used(first, first + BLOCK):
+        try:
+            used = is_used(first, first + BLOCK)
+        except StoreError:  # which would end this generator, and no turn would get an id any more
+            used = False
+        if not used:
             yield from range(first, first + BLOCK)

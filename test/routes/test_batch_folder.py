@@ -18,7 +18,7 @@ from rwkv_batch.batches import store as stores
 from rwkv_batch.batches.store import BatchStore, file_of
 from rwkv_batch.config import FrontendConfig
 
-PATIENCE = 10.0  # seconds until what does not come is a failure
+PATIENCE = 60.0  # seconds until what does not come is a failure
 ENDPOINT = "/v1/completions"
 
 

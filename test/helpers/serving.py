@@ -95,7 +95,7 @@ class Server:
     def children(self) -> dict[str, int]:
         """Process ids of the engine and the front ends, by name."""
         found = {}
-        for line in self.log().splitlines():
+        for line in self.log().rpartition("\n")[0].splitlines():  # the last one may be half written
             if "started as process" in line:
                 words = line.split()
                 found[words[words.index("started") - 1]] = int(words[-1])

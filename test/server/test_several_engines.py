@@ -158,11 +158,16 @@ def turn(server: Server, session: str, prompt: str) -> str:
     return post(server, "/state/chat/completions", body)["choices"][0]["message"]["content"]
 
 
-def test_an_adapter_and_a_start_state_are_on_every_engine(host: Server):
+@pytest.fixture(scope="module")
+def loaded(host: Server) -> None:
+    """The start state pirate and the adapter capitals."""
     post(host, "/loadstatemodel", {"state_filename": "pirate.pth", "state_viewname": "pirate"})
     load = {"lora_name": "capitals", "lora_path": "capitals.pth", "adapter_alpha": 32}
-    loaded = httpx.post(host.url + "/v1/load_lora_adapter", json=load, timeout=60)
-    assert loaded.status_code == 200, loaded.text
+    answer = httpx.post(host.url + "/v1/load_lora_adapter", json=load, timeout=60)
+    assert answer.status_code == 200, answer.text
+
+
+def test_an_adapter_and_a_start_state_are_on_every_engine(host: Server, loaded: None):
     _same_on_all(host, {"adapter": "capitals"})
     _same_on_all(host, {"state_id": "pirate"})
 
@@ -175,7 +180,7 @@ def _same_on_all(server: Server, chosen: dict) -> None:
     assert all(rows_run(server)[name] > before.get(name, 0) for name in ENGINES)
 
 
-def test_kill_9_of_an_engine_under_load_loses_no_turn(host: Server):
+def test_kill_9_of_an_engine_under_load_loses_no_turn(host: Server, loaded: None):
     """Sessions go on at once on the other engine, whole replies come from there, and streams say so."""
     sessions = [f"s{number}" for number in range(8)]
     said = {session: [turn(host, session, f"I am {session}.")] for session in sessions}

@@ -1,6 +1,6 @@
 """A second model guesses what rows draw: they draw what they draw without it, in fewer steps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +16,7 @@ from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.speculation import drafting
 from rwkv_batch.engine.speculation.cost import DraftCost
+from rwkv_batch.engine.speculation.guessing import Draft, Guessing, WantedGuesses
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.runner.loading import LoadedModel
@@ -105,6 +106,25 @@ def test_a_row_that_guesses_badly_has_no_guesses(
         engine.close()
     assert rejected[1] == rejected[0], "only those of its own text"
     assert rejected[0] < rejected[2] < rejected[0] + 15
+
+
+def test_guesses_that_are_expected_to_gain_less_do_not_replace_what_stands_in_the_text(
+    monkeypatch: pytest.MonkeyPatch, weights: Checkpoint
+):
+    def unlikely(self: Guessing, wanted: Mapping[int, WantedGuesses], *_: object) -> dict[int, Draft]:
+        return {place: Draft([7], 1e-6) for place in wanted}
+
+    monkeypatch.setattr(Guessing, "drafts", unlikely)
+    accepted, rejected = [], []
+    for draft in (None, str(DRAFT)):
+        engine = Engine(weights, **OPTIONS, l1=0, speculate=5, draft_model=draft)
+        (told,) = engine.generate([TALE], max_tokens=50, sampling=GREEDY)
+        again = f"{TALE}{told.text}\n\n{TALE.replace('dog', 'cat')}"
+        (row,) = engine.generate([again], max_tokens=50, sampling=GREEDY)
+        accepted.append(row.accepted)
+        rejected.append(row.rejected)
+        engine.close()
+    assert accepted[0] == accepted[1] > 0 and rejected[0] < rejected[1], "some have nothing in the text"
 
 
 def test_the_states_of_a_draft_model_count(weights: Checkpoint):

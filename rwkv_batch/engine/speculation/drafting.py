@@ -157,11 +157,14 @@ class Drafting:
             else:
                 room -= len(draft.tokens)
         if self.guessing and unlikely:
-            found |= self.guessing.drafts(unlikely, cost, pace)
+            for place, guess in self.guessing.drafts(unlikely, cost, pace).items():
+                # Where a grammar binds the row, its masks ahead are those behind the guesses by now.
+                if place not in found or guess.ahead or guess.gain(least) > found[place].gain(least):
+                    found[place] = guess
         for draft in found.values():
             if draft.ahead:
                 draft.ahead.follow(draft.tokens)
-        gained = sum(draft.expected - least * len(draft.tokens) for draft in found.values())
+        gained = sum(draft.gain(least) for draft in found.values())
         return found if gained > cost.fixed * pace * LEAST_GAIN else {}
 
     def _of_text(self, row: Row, lookup: Lookup, most: int, least: float, ahead: MasksAhead | None) -> Draft:

@@ -80,6 +80,10 @@ class Draft:
     expected: float  # how many of them are right on average
     ahead: MasksAhead | None = None  # what may follow, where a grammar binds the row
 
+    def gain(self, least: float) -> float:
+        """Tokens by which it is expected to be ahead, where each has to gain so much."""
+        return self.expected - least * len(self.tokens)
+
 
 @dataclass(frozen=True)
 class WantedGuesses:

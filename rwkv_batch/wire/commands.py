@@ -220,6 +220,10 @@ class RemoveModel(WireMessage, frozen=True, tag="remove_model"):
     name: str
 
 
+class MayChangeModels(WireMessage, frozen=True, tag="may_change_models"):
+    """Ask whether LoadModel or RemoveModel would be begun now; it is rejected as these are ("conflict")."""
+
+
 PAUSED = "paused:"  # what the keys of paused requests begin with
 
 # What is done with requests of any front end; the only event that follows is `CommandReply` or `Failed`.
@@ -249,5 +253,5 @@ TextCommand = Tokenize | Detokenize
 # What is done with one model.
 EngineCommand = SessionCommand | RequestCommand | StartStateCommand | AdapterCommand | TextCommand
 # What is done with the models themselves.
-ModelCommand = ListModels | GetMetrics | LoadModel | RemoveModel
+ModelCommand = ListModels | GetMetrics | LoadModel | RemoveModel | MayChangeModels
 Command = EngineCommand | ModelCommand

@@ -8,9 +8,10 @@ import pytest
 from changing_driver import ChangingDriver
 from checkpoints import write_pth
 from models_driver import WEIGHTS
+from msgspec.structs import replace
 
 from rwkv_batch.engine.serving.models import Member
-from rwkv_batch.wire.commands import LoadModel, RemoveModel
+from rwkv_batch.wire.commands import LoadModel, MayChangeModels, RemoveModel
 from rwkv_batch.wire.protocol import CommandReply, Rejected
 
 LONG = 150  # tokens of a row that runs through a swap
@@ -62,5 +63,9 @@ def test_a_change_beside_rows_of_a_replaced_model_is_told_of_them(driver, files)
     driver.step()
     driver.change(LoadModel("l", str(files["two"]), "one"))
     refused = driver.change(LoadModel("m", str(files["two"]), "one"))
+    told = driver.change(MayChangeModels("may"))
     assert not driver.ended(running)
     assert isinstance(refused, Rejected) and "still running rows now" in refused.message
+    assert told == replace(refused, id="may")
+    driver.settle()
+    assert isinstance(driver.change(MayChangeModels("may again")), CommandReply)

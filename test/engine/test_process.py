@@ -1,5 +1,6 @@
 """The engine's process: messages that are not understood, and what the supervisor gets of it."""
 
+import asyncio
 import errno
 import gc
 import multiprocessing
@@ -29,8 +30,8 @@ from rwkv_batch.runner import backends
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.wire.client import Client, Job, RequestRejected
 from rwkv_batch.wire.codec import decode_events, encode
-from rwkv_batch.wire.commands import LoadModel, RemoveModel
-from rwkv_batch.wire.protocol import Failed, GenerateRequest
+from rwkv_batch.wire.commands import LoadModel, MayChangeModels, RemoveModel
+from rwkv_batch.wire.protocol import CommandReply, Failed, GenerateRequest
 from rwkv_batch.wire.supervision import CatchUp, FrontendBroken, LoadFailure, Ping, Serving, Stop
 
 
@@ -266,6 +267,16 @@ def test_it_is_ready_when_it_has_made_the_changes_of_other_engines(tmp_path: Pat
     """The first message means that requests may come."""
     engine = start(loaded(tmp_path, "two"))
     assert engine.models() == ["one", "two"]
+    engine.stop()
+
+
+def test_it_says_whether_it_would_begin_with_a_change(tmp_path: Path, start):
+    engine = start()
+    engine.models()
+    wire = Client(f"ipc://{tmp_path}/engine", "frontend-1")
+    asked = wire.ask(MayChangeModels("m"))
+    assert asyncio.run(asyncio.wait_for(asked, 60)) == CommandReply("m")
+    wire.close()
     engine.stop()
 
 

@@ -8,7 +8,7 @@ from models_driver import OPTIONS, ModelsDriver
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.serving.changes import ModelChanges
-from rwkv_batch.wire.commands import LoadModel, RemoveModel
+from rwkv_batch.wire.commands import LoadModel, MayChangeModels, RemoveModel
 from rwkv_batch.wire.protocol import CommandReply, Failed, Rejected
 from rwkv_batch.wire.supervision import Serving
 
@@ -30,7 +30,7 @@ class ChangingDriver(ModelsDriver):
         self.holding: list[str] = []  # names of models that take no more requests, until another one does
         hold, self.models.hold = self.models.hold, lambda name: self.holding.append(name) or hold(name)
 
-    def change(self, command: LoadModel | RemoveModel) -> CommandReply | Rejected | Failed:
+    def change(self, command: LoadModel | RemoveModel | MayChangeModels) -> CommandReply | Rejected | Failed:
         """The reply to a command, once it has come."""
         self.begin(command)
         self.wait(lambda: self.ended(command.id))
@@ -45,7 +45,7 @@ class ChangingDriver(ModelsDriver):
             else:
                 self.woken.clear()
 
-    def begin(self, command: LoadModel | RemoveModel) -> None:
+    def begin(self, command: LoadModel | RemoveModel | MayChangeModels) -> None:
         self.changes.run((b"test", command.id), command)
         self.woken.set()  # the reply may be there
 

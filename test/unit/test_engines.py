@@ -22,9 +22,11 @@ from rwkv_batch.wire.commands import (
     ListSessions,
     LoadAdapter,
     LoadModel,
+    MayChangeModels,
     PauseRequest,
     RemoveAdapter,
     RemoveDocument,
+    RemoveModel,
     SessionHistory,
     StopRequest,
 )
@@ -290,7 +292,7 @@ def test_a_change_waits_for_its_turn_and_is_noted_when_all_have_made_it(host: Ho
 
 def test_a_model_is_noted_by_the_name_that_it_gets(host: Host):
     load = LoadModel("c", "file")
-    asyncio.run(made(host, load, (0, lambda id: CommandReply(id)), *ALL))
+    asyncio.run(made(host, load, *ALL, (0, lambda id: CommandReply(id)), *ALL))
     assert host.noted == encode(LoadModel("c", "file", "FILE"))
 
 
@@ -299,6 +301,26 @@ def test_a_change_that_is_refused_is_over_without_being_noted(host: Host):
     with pytest.raises(RequestRejected, match="engine-0: no"):
         asyncio.run(made(host, UNLOAD, *refused))
     assert host.noted is None
+
+
+@pytest.mark.parametrize("change", [LoadModel("c", "/x", "m"), RemoveModel("c", "m")], ids=["load", "remove"])
+def test_a_change_of_models_that_one_engine_cannot_begin_now_is_begun_by_none(host: Host, change):
+    """Else engines would have other weights under one name: nothing brings back what has been replaced."""
+
+    async def ask() -> list[type]:
+        asked = asyncio.ensure_future(host.wire.ask(change))
+        got = [await asyncio.to_thread(engine.receive) for engine in host.engines]
+        host.engines[0].send(CommandReply(got[0].id))
+        host.engines[1].send(Rejected(got[1].id, "conflict", "The model m is still running rows now."))
+        with pytest.raises(RequestRejected, match="engine-1: The model m is still running"):
+            await asyncio.wait_for(asked, 30)
+        listed = asyncio.ensure_future(host.wire.ask(ListModels("d")))
+        got.append(await asyncio.to_thread(host.engines[0].receive))
+        host.engines[0].send(CommandReply(got[-1].id))
+        await asyncio.wait_for(listed, 30)
+        return [type(each) for each in got]
+
+    assert asyncio.run(ask()) == [MayChangeModels, MayChangeModels, ListModels]
 
 
 def test_a_change_that_is_cancelled_while_it_waits_gives_its_turn_back():

@@ -36,7 +36,7 @@ from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.runner.loading import load_model, load_weights, loading_bar
 from rwkv_batch.sampling.flashinfer import SamplerError
 from rwkv_batch.state.entries import StoreError
-from rwkv_batch.wire.commands import LoadModel, RemoveModel
+from rwkv_batch.wire.commands import LoadModel, MayChangeModels, RemoveModel
 from rwkv_batch.wire.protocol import CommandReply, Event, Failed, Rejected, RequestKey
 from rwkv_batch.wire.supervision import Loading, ModelDefaults, Serving
 
@@ -54,15 +54,17 @@ FIELDS = {
 }
 FLAG = re.compile(r"--[a-z-]+")
 
+Change = LoadModel | RemoveModel | MayChangeModels
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 class ModelChanges:
-    """Carries LoadModel and RemoveModel out. `run` is for the thread that steps the models.
+    """Carries LoadModel and RemoveModel out, or says whether it would (MayChangeModels).
 
-    `configs`: of the models named at the start, whose settings and share of the host's memory later ones get.
-    `announce` is called with what is served and loaded, on that thread too. `wake`: see Engine.
+    `run` is for the thread that steps the models. `configs`: of the models named at the start, whose settings
+    and share of the host's memory later ones get. `announce` is called with what is served and loaded, on
+    that thread too. `wake`: see Engine.
     """
 
     def __init__(
@@ -80,11 +82,11 @@ class ModelChanges:
         self._loaded = dict(served)  # how the model of a name was loaded last
         self._under_way = ""  # what is changed now
         self._ending: Member | None = None  # what was replaced, while it ends
-        self._waiting: deque[tuple[RequestKey, LoadModel | RemoveModel]] = deque()  # until it has
+        self._waiting: deque[tuple[RequestKey, Change]] = deque()  # until it has
         self._reported = 0.0  # when progress was, last
         self._streams: dict[int, Callable[[], Engine | None]] = {}  # which engine was built on which
 
-    def run(self, key: RequestKey, command: LoadModel | RemoveModel) -> None:
+    def run(self, key: RequestKey, command: Change) -> None:
         """Begin with it; the reply is an event of `Models.launch`, at once or later."""
         names = [info.model for info in self._models.infos]
         if self._ending and (self._ending.drained.is_set() or self._ending.engine.drained):
@@ -92,6 +94,8 @@ class ModelChanges:
         if self._under_way:
             message = f"{self._under_way} now; try again when that is done."
             return self._models.reply(key, Rejected(command.id, "conflict", message))
+        if isinstance(command, MayChangeModels):
+            return self._models.reply(key, CommandReply(command.id))
         if isinstance(command, LoadModel):
             name = command.name or file_name(command.path)
             self._under_way = f"The model {name} is being loaded"

@@ -41,7 +41,7 @@ from rwkv_batch.sampling.flashinfer import SamplerError
 from rwkv_batch.state.entries import DiskFailed, StoreAway, StoreError
 from rwkv_batch.text import grammars
 from rwkv_batch.wire.codec import ToEngine, decode_to_engine, encode, id_of
-from rwkv_batch.wire.commands import LoadModel, RemoveModel
+from rwkv_batch.wire.commands import LoadModel, MayChangeModels, RemoveModel
 from rwkv_batch.wire.protocol import Cancel, Event, Failed, GenerateRequest, Rejected, RequestKey, WatchLoad
 from rwkv_batch.wire.supervision import (
     CatchUp,
@@ -319,7 +319,7 @@ class Service:
                 self.models.cancel(key, closes)
             case WatchLoad():
                 self._loads.add(key)
-            case LoadModel() | RemoveModel():
+            case LoadModel() | RemoveModel() | MayChangeModels():
                 self._changes.run(key, message)
             case _:
                 self.models.command(key, message)

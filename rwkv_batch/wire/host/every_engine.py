@@ -29,6 +29,7 @@ from rwkv_batch.wire.commands import (
     ListSessions,
     LoadAdapter,
     LoadModel,
+    MayChangeModels,
     PauseRequest,
     PutDocument,
     RemoveAdapter,
@@ -88,7 +89,7 @@ class EveryEngine:
             case ListDocuments():
                 keys = {key for _, reply in await self._all(command) for key in reply.keys}
                 return CommandReply(command.id, keys=sorted(keys))
-            case FetchState():
+            case FetchState() | MayChangeModels():
                 replies = [reply for _, reply in await self._all(command)]
                 return next((reply for reply in replies if reply.data), replies[0])
             case StopRequest():
@@ -250,8 +251,11 @@ class EveryEngine:
 
     async def _change(self, command: Change) -> CommandReply:
         """By all engines or by none."""
+        engines = self._ready(getattr(command, "to_model", ""))
+        if isinstance(command, LoadModel | RemoveModel):
+            await self._demand_idle(engines, command.id)
         there = await self._there(command)
-        answers = await self._each(self._ready(getattr(command, "to_model", "")), command)
+        answers = await self._each(engines, command)
         replies = {engine: answer for engine, answer in answers if isinstance(answer, CommandReply)}
         if refused := _first_refusal(answers):
             undone = await asyncio.gather(
@@ -266,6 +270,14 @@ class EveryEngine:
             raise EngineGone(NONE_SERVES)
         found = max(reply.found for reply in replies.values())
         return replace(next(iter(replies.values())), found=found)
+
+    async def _demand_idle(self, engines: Sequence[int], id_: str) -> None:
+        """One may run rows of a model that was replaced, and refuse what others make for good. Raises that.
+
+        None begins with another change before this one, whose turn it is.
+        """
+        if refused := _first_refusal(await self._each(engines, MayChangeModels(id_))):
+            raise _named(*refused)
 
     async def _each(
         self, engines: Iterable[int], command: Command

@@ -32,6 +32,7 @@ from rwkv_batch.keys.records import Key, add
 from rwkv_batch.state.entries import UNKNOWN
 
 PATIENCE = 40.0  # seconds for an answer: a request that has none by then hangs
+BACK = 300.0  # seconds until what has died serves again: an engine starts slowly on cores that others use
 SETTLED = 20.0  # seconds until files and processes are what they were
 GREEDY = {"temperature": 0, "alpha_presence": 0, "alpha_frequency": 0, "max_tokens": 4, "stop_tokens": []}
 OVER = ("completed", "failed", "expired", "cancelled")  # statuses of batches
@@ -123,10 +124,15 @@ class Scenario:
         until(lambda: not any(map(alive, left)), SETTLED)
 
     def start(self) -> None:
-        self.server = Server(*self._flags, through=self._shell)
+        self.server = Server(*self._flags, through=self._shell, wait=False)
         headers = {"Authorization": f"Bearer {self.keys['anna']}", "Connection": "close"}
         self.http = httpx.Client(base_url=self.server.url, timeout=PATIENCE, headers=headers)
-        until(lambda: self.ready, SETTLED)
+
+        def serves() -> bool:
+            assert self.server.process.poll() is None, self.server.log()
+            return self.ready
+
+        until(serves, BACK)
 
     def stop(self) -> int:
         self.http.close()
@@ -292,7 +298,7 @@ class Scenario:
         whole: also what nothing has been asked for that could have changed it.
         """
         try:
-            until(lambda: self.ready, PATIENCE)
+            until(lambda: self.ready, BACK)
         except AssertionError:
             return [f"the server is not ready again: {self.server.log()[-2000:]}"]
         wrong = self.check_stored(self.sessions.keys() | self.doubtful.keys())

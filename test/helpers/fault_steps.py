@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from fault_scenario import GREEDY, PATIENCE, SETTLED, Refused, Scenario, Wrong, output_text
+from fault_scenario import BACK, GREEDY, PATIENCE, SETTLED, Refused, Scenario, Wrong, output_text
 from serving import ROOT, alive, until
 
 from rwkv_batch.state.entries import UNKNOWN
@@ -292,8 +292,8 @@ def _killed(role: str, use: Step) -> Step:
         place.before_kill()
         os.kill(found[name], signal.SIGKILL)
         until(lambda: not alive(found[name]), SETTLED)
-        until(lambda: len(place.server.children()) == len(found), PATIENCE)
-        until(lambda: place.ready_again, PATIENCE)
+        until(lambda: len(place.server.children()) == len(found), BACK)
+        until(lambda: place.ready_again, BACK)
         use(place)
 
     return step
@@ -324,7 +324,7 @@ def engine_killed_in_use(place: Scenario) -> None:
             chat(place)
         return place.server.children().get(name, pid) != pid and place.ready_again
 
-    until(back, 3 * PATIENCE)  # its first process may end too
+    until(back, BACK)  # its first process may end too
     # The turn may just have been committed.
     place.doubtful[key] = [*place.sessions[key], (asked, "")], UNKNOWN
     turns(place)

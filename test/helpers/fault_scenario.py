@@ -111,7 +111,11 @@ class Scenario:
         self._before: dict[str, Counter[str]] = {}
 
     def __enter__(self) -> "Scenario":
-        self.start()
+        try:
+            self.start()
+        except BaseException:  # it is not entered, and its server would stay
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -104,7 +104,13 @@ def run_frontend(
     # The folder in which all front ends count; what one has counted stays when it dies. prometheus_client
     # reads it when it is imported.
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts
-    from routes.server import run  # loads Robyn, which no other process needs
+    try:
+        packages.load("a front end needs", packages.BASE, "robyn")  # which no other process does
+    except packages.PackageError as error:
+        begin_logging(config.log_level, config.log_format)
+        log.error("%s", error)
+        sys.exit(REFUSED)
+    from routes.server import run
 
     run(config, name, addresses, control)
 

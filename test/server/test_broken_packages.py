@@ -52,6 +52,24 @@ def test_a_broken_package_ends_the_start_with_one_sentence(
     assert sentence in done.stderr.splitlines()[-1]
 
 
+def test_a_broken_robyn_is_named_in_one_sentence(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(broken(tmp_path, "robyn", LIBRARY))}
+    given = ["--device", "cpu", "--port", str(free_port()), "--state-db", ":memory:", "--frontends", "1"]
+    with subprocess.Popen(
+        [sys.executable, "app.py", *given], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stderr
+        lines = list[str]()
+        for line in server.stderr:
+            lines.append(line)
+            if "frontend-2 died" in line:
+                break
+        server.terminate()
+        lines += server.stderr
+    said = [line for line in lines if "a front end needs robyn, which is installed but" in line]
+    assert len(said) >= 2 and "Traceback" not in "".join(lines)
+
+
 def test_tracing_that_breaks_while_the_server_runs_ends_no_front_end(tmp_path: Path) -> None:
     """As a package that is replaced meanwhile: the front end that is started next sends no spans."""
     traces = ("--traces", f"http://127.0.0.1:{free_port()}/v1/traces")

@@ -26,9 +26,9 @@ def configuration(
     """
     places = [*servers, *[NOBODY] * (slots - len(servers))]
     text = TEMPLATE.read_text(encoding="utf-8")
-    for backend, more in (("sessions", " track anywhere/s{}"), ("anywhere", "")):
+    for backend, more in (("sessions", " check"), ("anywhere", "")):
         lines = [
-            f"    server s{i} {place} id {i}{more.format(i)}{' disabled' if place is NOBODY else ''}\n"
+            f"    server s{i} {place} id {i}{more}{' disabled' if place is NOBODY else ''}\n"
             for i, place in enumerate(places, 1)
         ]
         at = text.index(f"\nbackend {backend}\n")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -73,6 +74,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("haproxy")
 
 
+def program() -> str:
+    """HAProxy, or the test is skipped."""
+    try:
+        return str(check.tool("haproxy"))
+    except check.MissingTool as missing:
+        absent(str(missing))
+
+
+def answers(client: Any, url: str, **more: Any) -> bool:
+    """Whether HAProxy does, and has a server."""
+    try:
+        return bool(client.get(url, **more).json() == {"status": "ready"})
+    except httpx.TransportError:
+        return False
+
+
 @pytest.fixture(scope="module")
 def proxy(stubs: list[Stub], folder: Path) -> Iterator[httpx.Client]:
     port = free_port()
@@ -83,19 +100,12 @@ def proxy(stubs: list[Stub], folder: Path) -> Iterator[httpx.Client]:
         assert text.count(usual) == 1
         text = text.replace(usual, f"{usual.rpartition(' ')[0]} 60s")
     file.write_text(text)
-    try:
-        program = check.tool("haproxy")
-    except check.MissingTool as missing:
-        absent(str(missing))
-    with subprocess.Popen([program, "-f", file], stderr=subprocess.PIPE, text=True) as haproxy:
+    with subprocess.Popen([program(), "-f", file], stderr=subprocess.PIPE, text=True) as haproxy:
         url = f"http://127.0.0.1:{port}"
 
         def listens() -> bool:
             assert haproxy.poll() is None, haproxy.stderr and haproxy.stderr.read()
-            try:
-                return httpx.get(f"{url}/haproxy/health", timeout=60).json() == {"status": "ready"}
-            except httpx.TransportError:
-                return False
+            return answers(httpx, f"{url}/haproxy/health", timeout=60)
 
         try:
             until(listens)
@@ -262,3 +272,24 @@ def test_slots_without_a_server_are_not_used(tmp_path: Path):
     assert "    user " not in configuration(["127.0.0.1:8001"], ":1", "/s", user="")
     text = configuration(["127.0.0.1:8001"], ":1", "/s", slots=3)
     assert text.count(" disabled\n") == 4 and text.count("127.0.0.1:8001") == 2
+
+
+def test_two_servers_that_end_together_cost_no_turn(folder: Path):
+    """Before anything has looked: their sessions go to the third."""
+    servers, port = [Stub(number) for number in (1, 2, 3)], free_port()
+    addresses = [f"127.0.0.1:{stub.server_port}" for stub in servers]
+    text = configuration(addresses, f"127.0.0.1:{port}", f"{folder}/socket3", user=USER)
+    assert text.count(" inter 500ms") == 1
+    (folder / "three.cfg").write_text(text.replace(" inter 500ms", " inter 1h"))
+    with subprocess.Popen([program(), "-f", folder / "three.cfg"]) as haproxy:
+        try:
+            client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+            until(lambda: answers(client, "/haproxy/health"))
+            for stub in servers[:2]:
+                stub.shutdown()
+                stub.server_close()
+            assert {name: home(client, name) for name in NAMES} == dict.fromkeys(NAMES, "3")
+        finally:
+            haproxy.terminate()
+    servers[2].shutdown()
+    servers[2].server_close()

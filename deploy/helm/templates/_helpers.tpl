@@ -17,11 +17,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $anywhere := "" -}}
 {{- range $i := until (int .Values.servers.max) -}}
 {{- $place := printf "%s-server-%d.%s:8000 id %d resolvers cluster init-addr none" $name $i $domain (add1 $i) -}}
-{{- $sessions = printf "%s    server s%d %s track anywhere/s%d\n" $sessions (add1 $i) $place (add1 $i) -}}
+{{- $sessions = printf "%s    server s%d %s check\n" $sessions (add1 $i) $place -}}
 {{- $anywhere = printf "%s    server s%d %s\n" $anywhere (add1 $i) $place -}}
 {{- end -}}
 {{- $file := .Files.Get "haproxy.cfg" -}}
-{{- $file = regexReplaceAll "(?m)(?:^    server s\\d+ .* track .*\\n)+" $file $sessions -}}
+{{- $file = regexReplaceAll "(?m)(?:^    server s\\d+ .* check\\n)+" $file $sessions -}}
 {{- $file = regexReplaceAll "(?m)(?:^    server s\\d+ \\S+ id \\d+\\n)+" $file $anywhere -}}
 {{- $file = regexReplaceAll "(?m)^    (?:user|group) .*\\n" $file "" -}}
 {{- $file = regexReplaceAll "(?m)^    bind .*$" $file "    bind :8000" -}}

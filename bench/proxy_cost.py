@@ -135,7 +135,8 @@ def main() -> None:
         )
         haproxy = subprocess.Popen([program, "-f", file], stderr=subprocess.DEVNULL)
         try:
-            while not answers(outside):
+            # HAProxy takes a server for there until it has looked for the first time.
+            while not (answers(direct, "/health/ready") and answers(outside, "/haproxy/health")):
                 for name, process in (("The server", server), ("HAProxy", haproxy)):
                     if process.poll() is not None:
                         sys.exit(f"{name} has ended with the exit code {process.returncode}; run it alone.")
@@ -147,9 +148,9 @@ def main() -> None:
                 each.wait()
 
 
-def answers(port: int) -> bool:
+def answers(port: int, path: str) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/haproxy/health") as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as reply:
             return bool(reply.status == 200)
     except OSError:
         return False

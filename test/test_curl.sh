@@ -51,7 +51,7 @@ sleep() { # shadows the program: until the request of the page that runs meanwhi
     local listed
     for _ in {1..100}; do
         listed=$(command curl -sS ${password:+-H "Authorization: Bearer $password"} "$url/v1/server/status")
-        [[ $listed != *'"request_id":"tale"'* && $listed == *'"active_requests":'* ]] || return 0
+        [[ $listed != *'"request_id":"tale","rows"'* && $listed == *'"active_requests":'* ]] || return 0
         command sleep 0.1
     done
 }

@@ -35,7 +35,7 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
     "/v2/glossaries": ['"glossary_id":"', '"entry_count":1'],
     "capital of France": ["Paris"],
     '7 + 5?\\n\\nAssistant:", "English': ["12", "Bonjour", "[DONE]"],
-    "/pause": ['"paused":true', '"finish_reason":"length"', "[DONE]"],
+    "/pause": ['"paused":true', '"stopped":true', '"finish_reason":"paused"', "[DONE]"],
     '"echo"': ['"token_logprobs":[null,-', '"tokens":['],
     "/v2/chat": ["12", "Paris", "Bonjour"],
     'anna", "contents': ["Anna"],
@@ -66,7 +66,7 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
 # A page waits for a second until its request runs, for which a busy machine may need longer.
 SHELL = """set -e
 curl() { command curl --fail-with-body -sS "$@"; }
-sleep() { until curl URL/v1/server/status | grep -q '"request_id":"tale"'; do command sleep 0.05; done; }
+sleep() { until curl URL/v1/server/status | grep -q '"request_id":"tale","rows"'; do command sleep 0.05; done; }
 """
 
 

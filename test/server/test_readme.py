@@ -66,7 +66,8 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
 # A page waits for a second until its request runs, for which a busy machine may need longer.
 SHELL = """set -e
 curl() { command curl --fail-with-body -sS "$@"; }
-sleep() { until curl URL/v1/server/status | grep -q '"request_id":"tale","rows"'; do command sleep 0.05; done; }
+runs() { curl URL/v1/server/status | grep -q '"request_id":"tale","rows"'; }
+sleep() { until runs; do command sleep 0.05; done; }
 """
 
 

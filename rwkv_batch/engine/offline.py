@@ -14,6 +14,7 @@ from rwkv_batch.wire.protocol import (
     Grammar,
     MixturePart,
     Progress,
+    Rejected,
     RowDelta,
     Sampling,
 )
@@ -61,7 +62,7 @@ def whole_rows(steps: Iterable[Outbox], count: int, progress: bool) -> list[RowD
     with tqdm(total=count, desc="rows", unit="row", disable=hidden(not progress)) as bar:
         for events in steps:
             for _, event in events:
-                if isinstance(event, Failed):
+                if isinstance(event, Failed | Rejected):
                     raise RuntimeError(event.message)
                 if isinstance(event, Progress):
                     rows += event.rows

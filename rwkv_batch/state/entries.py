@@ -31,6 +31,7 @@ ANY = -1  # in place of the turn that the session ends with: any
 DAMAGED = -2  # nothing, as its row cannot be read
 # Of a commit to which no answer has come:
 UNKNOWN = "It is not known whether this has been stored; look at the session before it is sent again."
+TOO_LITTLE_MEMORY = "The engine has too little memory for this request; try again later."
 HIDDEN = "\0"  # what keys of sessions and documents begin with that are not listed, nor dropped for room
 
 
@@ -421,4 +422,13 @@ def message(error: Exception | None) -> str | None:
         return Unavailable(error)
     if error is None or isinstance(error, StoreError | SnapshotError):
         return str(error) if error else None
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _is_out_of_memory(error)):
+        return Unavailable(TOO_LITTLE_MEMORY)
     return f"The session's state could not be moved ({type(error).__name__})."
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether it is torch's, which is loaded where it was raised."""
+    from rwkv_batch.ops.device import is_out_of_memory
+
+    return is_out_of_memory(error)

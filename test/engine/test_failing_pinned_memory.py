@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rwkv_batch.ops import host_memory
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.protocol import Batch, Draws
 from rwkv_batch.runner.torch_runner import TorchRunner
+from rwkv_batch.state.slots import DeviceStates
 from rwkv_batch.wire.commands import LoadAdapter
 from rwkv_batch.wire.protocol import Rejected
 
@@ -92,9 +94,39 @@ def test_a_step_without_pinned_memory_fails_its_request_for_now(monkeypatch: pyt
         points.arm(1)
         answer = driver.until(driver.add(PROMPTS[1], "a"), (Rejected,))[-1]
         assert isinstance(answer, Rejected) and answer.reason == "unavailable" and points.hit
+        points.arm(1)
+        with pytest.raises(RuntimeError, match="too little memory for this request"):
+            driver.engine.generate([PROMPTS[1]], max_tokens=3)
         points.disarm()
         assert driver.say(PROMPTS[0], "b") == expected
         assert driver.engine.drained
+        driver.engine.close()
+
+
+def test_a_state_that_finds_none_on_its_way_to_a_slot_fails_the_turn_for_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU writes what it has put off first, by numbers that lie in pinned memory."""
+    points, flush = FaultPoints(), DeviceStates.flush
+
+    def staged(states: DeviceStates, slots: Collection[int]) -> None:
+        host_memory.pinned(torch.tensor, list(slots), dtype=torch.int32)
+        flush(states, slots)
+
+    with pinned_memory(points):
+        driver = Driver(l1=1, l2=4)
+        for key in ("a", "b", "c"):
+            driver.say(PROMPTS[0], key)
+        monkeypatch.setattr(DeviceStates, "flush", staged)
+        points.arm(0, places=True)
+        driver.say(PROMPTS[1], "a")
+        assert points.places
+        number = 1 + next(i for i, place in enumerate(points.places) if " _restore " in f"{place} ")
+        points.arm(number)
+        answer = driver.until(driver.add(PROMPTS[1], "b"), (Rejected,))[-1]
+        assert isinstance(answer, Rejected) and answer.reason == "unavailable" and " _restore" in points.hit
+        points.disarm()
+        assert driver.say(PROMPTS[1], "b") == driver.say(PROMPTS[1], "c")
         driver.engine.close()
 
 

@@ -27,6 +27,11 @@ DRAW = random.SystemRandom()  # the other one may have the same seed in each pro
 START_SECONDS = 120  # a deadline, not a wait: cold caches and shared cores
 
 
+def on_gpu() -> bool:
+    """Whether servers run on one in place of a CPU."""
+    return "cpu" not in on_cpu[1]
+
+
 def free_port() -> int:
     """One that stays free until a server has it, as nobody gets it who has not asked for it."""
     while True:

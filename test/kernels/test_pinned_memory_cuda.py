@@ -65,16 +65,21 @@ def test_an_engine_begins_without(weights: str | None, caplog: pytest.LogCapture
         engine.close()
 
     with pinned_memory(points), caplog.at_level(logging.WARNING):
+        begin()  # with what is made once, such as the times of GEMMs
         points.arm(0, places=True)
         begin()
         assert points.places
-        for number, place in first_of_each(points.places).values():
+        for number, _ in first_of_each(points.places).values():
             points.arm(number)
-            if "pinned_if_possible" in place or "_on_host" in place:
+            error = None
+            try:
                 begin()
-            else:
-                with pytest.raises((DeviceError, RuntimeError), match="memory"):
-                    begin()
-            assert points.hit, place
+            except (DeviceError, RuntimeError) as caught:
+                error = caught
+            assert points.hit
+            kept = "pinned_if_possible" in points.hit or "_on_host" in points.hit
+            assert (error is None) == kept, (points.hit, error)
+            assert kept or "memory" in str(error), points.hit
+            del error
             gc.collect()
     assert ("The embedding takes" in caplog.text) == bool(weights)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving import START_SECONDS, Server, alive, events, until
+from serving import START_SECONDS, Server, alive, events, on_gpu, until
 
 from rwkv_batch.text.tokenizer import Tokenizer
 
@@ -274,7 +274,9 @@ def test_damage_costs_at_most_its_session(tmp_path: Path):
     for session in ("good", "bad", "lucky"):
         sessions.turn(session, INTRODUCE.format("Paul"))
     sessions.stop()
-    for image in Path(f"{sessions.database}.images").iterdir():
+    images = list(Path(f"{sessions.database}.images").glob("*"))
+    assert images or on_gpu(), "a GPU reads so few tokens again in less time than an image"
+    for image in images:
         data = bytearray(image.read_bytes())
         data[len(data) // 2] ^= 1
         image.write_bytes(data)
@@ -288,7 +290,7 @@ def test_damage_costs_at_most_its_session(tmp_path: Path):
     for session in ("good", "lucky"):
         assert "Paul" in sessions.turn(session, ASK), "its tokens are fed in place of its image"
     assert sessions.turn("bad", ASK)  # it is gone, so the next turn begins anew
-    assert "passed over" in sessions.server.log()
+    assert ("passed over" in sessions.server.log()) == bool(images)
     sessions.stop()
 
 

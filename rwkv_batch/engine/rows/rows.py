@@ -12,7 +12,7 @@ from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.row import FINALIZING, Outbox, Row
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.ops.device import is_out_of_memory
-from rwkv_batch.state.entries import Moved, Unavailable, message
+from rwkv_batch.state.entries import TOO_LITTLE_MEMORY, Moved, Unavailable, message
 from rwkv_batch.wire.protocol import CommandReply, Event, Failed, Progress, Rejected, RequestKey, RowDelta
 
 NO_THREAD = "can't start new thread"  # in CPython's error
@@ -156,7 +156,7 @@ def could_not_run(error: Exception) -> str:
     A lack of memory or of threads is a matter of time.
     """
     if is_out_of_memory(error):
-        return Unavailable("The engine has too little memory for this request; try again later.")
+        return Unavailable(TOO_LITTLE_MEMORY)
     if isinstance(error, RuntimeError) and NO_THREAD in str(error):
         return Unavailable("The engine can start no thread for this request; try again later.")
     return f"The engine could not run this request ({type(error).__name__})."

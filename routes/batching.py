@@ -30,6 +30,7 @@ from rwkv_batch.batches.runner import Answer, BatchRunner, RowReply
 from rwkv_batch.batches.store import BatchesError, BatchStore
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.logs import begin_logging
+from rwkv_batch.wire.supervision import Begun, LoadFailure
 
 TICK = 0.1  # seconds
 CLAIM_AGAIN = 0.5  # seconds until a folder is asked for again whose batches another server runs
@@ -48,13 +49,14 @@ def run(config: FrontendConfig, name: str, addresses: Sequence[str], control: Co
     try:
         store = BatchStore(config.batch_dir, config.batch_bytes)
     except BatchesError as error:
-        log.error("%s", error)
+        control.send(LoadFailure(str(error)))
         raise SystemExit(REFUSED) from None
-    front = begin(of_rows(config), wire_to(addresses, name, config, control))
+    front = begin(of_rows(config), wire_to(addresses, name, config, control), control)
     threading.Thread(
         target=receive, args=(front, control, config, _leave), name="supervisor", daemon=True
     ).start()
     threading.Thread(target=_tick, args=(front,), name="tick", daemon=True).start()
+    control.send(Begun())
     for waited in itertools.count():
         if store.claim():
             break

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 
 from routes.guard.connections import Connections
@@ -25,7 +26,16 @@ from rwkv_batch.logs import begin_logging
 from rwkv_batch.wire.client import Client, Wire
 from rwkv_batch.wire.host.engines import Engines
 from rwkv_batch.wire.host.turns import ChangeTurns
-from rwkv_batch.wire.supervision import ChangeGranted, Drain, EngineLost, Restarts, Serving, Stalled
+from rwkv_batch.wire.supervision import (
+    Begun,
+    ChangeGranted,
+    Drain,
+    EngineLost,
+    LoadFailure,
+    Restarts,
+    Serving,
+    Stalled,
+)
 
 TICK = 0.1  # seconds
 REFUSED = 2  # the exit code of what cannot do its work
@@ -51,7 +61,7 @@ def run(config: FrontendConfig, name: str, addresses: Sequence[str], control: Co
     begin_logging(config.log_level, config.log_format)
     for library in ("robyn", "actix_server", "actix_web", "actix_http", "asyncio", "tracing"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    front = begin(config, wire_to(addresses, name, config, control))
+    front = begin(config, wire_to(addresses, name, config, control), control)
     threading.Thread(
         target=receive, args=(front, control, config, _drain), name="supervisor", daemon=True
     ).start()
@@ -68,16 +78,17 @@ def run(config: FrontendConfig, name: str, addresses: Sequence[str], control: Co
     if limit != resource.RLIM_INFINITY:
         workers = min(workers, max(1, limit // FILES_PER_WORKER // 3))  # the rest is for connections
     served = application(front, guard, workers)
+    served.startup_handler(partial(control.send, Begun()))  # which Robyn calls once it listens
     gc.freeze()  # a collection that looked through all modules would stop every stream for some 25 ms
     served.start(config.host, config.port, _check_port=False)
 
 
-def begin(config: FrontendConfig, wire: Wire) -> Frontend:
-    """The front end. Ends the process with one sentence if a file of it cannot be used."""
+def begin(config: FrontendConfig, wire: Wire, control: Connection) -> Frontend:
+    """The front end. Ends the process if a file of it cannot be used, as the supervisor is told."""
     try:
         return Frontend(config, wire)
     except (KeysError, AuditError) as error:
-        log.error("%s", error)
+        control.send(LoadFailure(str(error)))
         raise SystemExit(REFUSED) from None
 
 

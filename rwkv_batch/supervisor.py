@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,9 +33,11 @@ from rwkv_batch.processes.limits import TooFewFiles, allow_open_files
 from rwkv_batch.processes.listening import CannotListen, probe
 from rwkv_batch.processes.pulse import Pulse
 from rwkv_batch.processes.streams import keep_streams
+from rwkv_batch.processes.supervised import FrontendPlace
 from rwkv_batch.wire.host import homes
 from rwkv_batch.wire.host.merging import serving_of_all
 from rwkv_batch.wire.supervision import (
+    Begun,
     CatchUp,
     ChangeOver,
     ChangeWanted,
@@ -54,13 +57,13 @@ from rwkv_batch.wire.supervision import (
 SAVE_SECONDS = 60.0  # the engine's time to commit what is not stored yet, once no request is running
 CUT_OFF_SECONDS = 2.0  # the front ends' time, past the deadline, to end the requests that are still running
 KILLED_WITHIN = 10.0  # seconds in which a process ends that is killed, unless a device or a disk keeps it
-RESTART_PAUSE = 0.5  # seconds between restarts of something that dies at once
-ENGINE_RESTARTS = 3  # in a row, without having become ready
 FRONTEND, BATCHES = "frontend", "batches"  # kinds of front ends
+KINDS = {FRONTEND: "frontends", BATCHES: "batches"}  # as /health/ready counts them
 # In the runtime folder: where front ends count, keys as last read, and which engine has a session.
 COUNTS, KEYS, HOMES = "counts", "keys.json", "homes"
 
 SERVING = attrgetter("serving")
+FromFrontend = Begun | LoadFailure | ChangeWanted | ChangeOver
 FromEngine = Serving | LoadFailure | DatabaseNeeded | FrontendBroken | Ping
 
 log = logging.getLogger(__name__)
@@ -107,8 +110,7 @@ def run_frontend(
     try:
         packages.load("a front end needs", packages.BASE, "robyn")  # which no other process does
     except packages.PackageError as error:
-        begin_logging(config.log_level, config.log_format)
-        log.error("%s", error)
+        control.send(LoadFailure(str(error)))
         sys.exit(REFUSED)
     from routes.server import run
 
@@ -142,7 +144,8 @@ class Supervisor:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._engines: list[EngineProcess] = []
-        self._frontends: list[Child] = []
+        self._places: list[FrontendPlace] = []
+        self._frontends: list[Child] = []  # that run
         self._frontends_started = 0
         self._began = False  # whether all engines have been ready
         self._changes = ChangeQueue(self._frontends, lambda: filter(None, map(SERVING, self._living)))
@@ -205,10 +208,11 @@ class Supervisor:
                     return refuse(refusal) if refusal else 0
                 for engine in self._engines:
                     engine.start(self._changes.made)
-                for _ in range(self._config.frontends or max(2, min(8, (os.cpu_count() or 1) // 4))):
-                    self._start_frontend()
-                if self._config.frontend.batch_dir:
-                    self._start_frontend(BATCHES)
+                frontends = self._config.frontends or max(2, min(8, (os.cpu_count() or 1) // 4))
+                batches = 1 if self._config.frontend.batch_dir else 0
+                self._places += map(FrontendPlace, [FRONTEND] * frontends + [BATCHES] * batches)
+                for place in self._places:
+                    self._start_frontend(place)
                 return self._watch()
             finally:
                 self._kill_all()
@@ -239,27 +243,34 @@ class Supervisor:
             engines = self._living
             deaf = [engine.child for engine in engines if engine.deaf]
             children = [engine.child for engine in engines] + self._frontends
-            heard = children if self._several else [engine.child for engine in engines]
-            sentinels = [child.process.sentinel for child in children + self._databases.children]
-            controls = [child.control for child in heard if child not in deaf]
+            # Which keeps those that end: no other process has their descriptors while `ready` is looked at.
+            watched = children + self._databases.children
+            sentinels = [child.process.sentinel for child in watched]
+            controls = [child.control for child in children if child not in deaf]
             ready = wait([self._signals, *controls, *sentinels], self._until_next)
             if self._signals in ready:
                 os.read(self._signals, 64)
                 return self._drain()
             for engine in self._living:
-                if engine.child.control in ready:
-                    code = self._receive(engine)
-                elif engine.child.process.sentinel in ready:
+                control, ended = engine.child.control, engine.child.process.sentinel in ready
+                if control in ready or (ended and not engine.deaf and control.poll()):
+                    code = self._receive(engine)  # also what it has said just before it has ended
+                elif ended:
                     code = self._restart_engine(engine)
                 if code is not None:
                     return code
             self._databases.look(ready)
             self._later.look()
-            for frontend in [*self._frontends]:
-                if frontend.control in ready:
-                    self._receive_frontend(frontend)
+            for place in [place for place in self._places if place.child in self._frontends]:
+                frontend = place.child
                 if frontend.process.sentinel in ready:
-                    self._restart_frontend(frontend)
+                    while frontend.control.poll() and self._receive_frontend(place):
+                        pass
+                    code = self._restart_frontend(place)
+                elif frontend.control in ready:
+                    self._receive_frontend(place)
+                if code is not None:
+                    return code
             self._ping()
         return code
 
@@ -357,16 +368,25 @@ class Supervisor:
             except RuntimeError:
                 log.warning("the address is not printed, as no thread can be started for it")
 
-    def _receive_frontend(self, frontend: Child) -> None:
+    def _receive_frontend(self, place: FrontendPlace) -> bool:
+        """Take a message from a front end. Returns whether there was one; if not, it has died."""
+        frontend = place.child
         try:
-            message: ChangeWanted | ChangeOver = frontend.control.recv()
+            message: FromFrontend = frontend.control.recv()
         except (EOFError, OSError):
-            return  # it has died
+            return False
         match message:
+            case Begun():
+                place.begins()
+                self._count()
+            case LoadFailure(message=sentence):
+                place.refusal = message
+                log.error("%s: %s", frontend.name, sentence)
             case ChangeWanted(command=command):
                 self._changes.wanted(frontend, command)
             case ChangeOver(made=made):
                 self._release(self._changes.over(frontend, made))
+        return True
 
     def _release(self, made: bytes | None) -> None:
         """A change is over: engines serve that are ready and have waited for that, and the next may begin.
@@ -402,26 +422,21 @@ class Supervisor:
         if not self._began:
             log.error("%s died while loading (exit code %s)", engine.name, code)
             return 1
-        if engine.failures > ENGINE_RESTARTS:
-            engine.gone = True
-            if all(each.gone for each in self._engines):
-                log.error(
-                    "%s died %d times (exit code %s); the server ends", engine.name, engine.failures, code
-                )
-                return 1
-            log.error("%s died %d times (exit code %s); the others go on", engine.name, engine.failures, code)
-            return None
+        if engine.spent:
+            return engine.leave_out(self._engines)
         log.error("%s died (exit code %s); it is started again", engine.name, code)
-        self._count_restart(engine=1)
+        self._count(engine=1)
         self._later.start(lambda: engine.start(self._changes.made))
         return None
 
-    def _start_frontend(self, kind: str = FRONTEND) -> None:
+    def _start_frontend(self, place: FrontendPlace) -> None:
         """One that answers HTTP, or that runs batches."""
         self._frontends_started += 1
-        name, target = f"{kind}-{self._frontends_started}", run_batches if kind == BATCHES else run_frontend
+        name = f"{place.kind}-{self._frontends_started}"
+        target = run_batches if place.kind == BATCHES else run_frontend
         addresses = [engine.address for engine in self._engines]
         frontend = Child(name, target, self._config.frontend, name, addresses, str(self._folder / COUNTS))
+        place.start(frontend)
         self._frontends.append(frontend)
         frontend.send(self._restarts)
         for engine in self._living if self._began else ():
@@ -431,22 +446,34 @@ class Supervisor:
                 frontend.send(Stalled(engine.number, engine.pulse.silent))
         self._changes.grant()
 
-    def _restart_frontend(self, dead: Child) -> None:
+    def _restart_frontend(self, place: FrontendPlace) -> int | None:
+        """Returns an exit code if none of its kind could ever begin: at the start of the server."""
+        dead = place.child
         dead.close()
         self._frontends.remove(dead)
         self._changes.lost(dead)
-        log.warning("%s died (exit code %s); another is started", dead.name, dead.process.exitcode)
         for engine in self._living:
             engine.child.send(FrontendLost(dead.name))
-        if time.monotonic() - dead.started < RESTART_PAUSE:
-            time.sleep(RESTART_PAUSE)
-        self._count_restart(frontend=1)
-        self._later.start(partial(self._start_frontend, dead.name.rpartition("-")[0]))
+        place.failures += 1
+        if place.spent:
+            code = place.leave_out(each for each in self._places if each.kind == place.kind)
+            if code is not None and place.refusal:
+                return refuse(place.refusal.message, FAILED if place.refusal.passes else REFUSED)
+            return code
+        pause = place.pause(time.monotonic() - dead.started)
+        again = f"in {pause:.1f} s" if pause else "now"
+        log.warning("%s died (exit code %s); another is started %s", dead.name, dead.process.exitcode, again)
+        self._count(frontend=1)
+        self._later.start(partial(self._start_frontend, place), pause)
+        return None
 
-    def _count_restart(self, engine: int = 0, frontend: int = 0) -> None:
+    def _count(self, engine: int = 0, frontend: int = 0) -> None:
+        """Tell front ends of restarts, and how many of them are down, if that has changed."""
         before = self._restarts
-        self._restarts = Restarts(before.engine + engine, before.frontend + frontend)
-        self._broadcast(self._restarts)
+        down = Counter(KINDS[place.kind] for place in self._places if place.failures)
+        self._restarts = Restarts(before.engine + engine, before.frontend + frontend, dict(down))
+        if self._restarts != before:
+            self._broadcast(self._restarts)
 
     def _drain(self) -> int:
         """Let running requests end, then let the engine commit what is not stored yet. Returns the exit code.

@@ -21,7 +21,7 @@ async def live(front: Frontend, http: HttpRequest) -> Response:
 async def ready(front: Frontend, http: HttpRequest) -> Response:
     """GET /health/ready: 200 when a request would be answered, else 503 with the reason, logged once.
 
-    Of several engines it says what each does, as one that serves is enough.
+    Of several engines it says what each does, as one that serves is enough; and how many front ends are down.
     """
     state, reason = front.readiness_now
     before, front.readiness.noted = front.readiness.noted, state
@@ -32,4 +32,6 @@ async def ready(front: Frontend, http: HttpRequest) -> Response:
         body["reason"] = reason
     if (count := front.client.count) > 1:
         body["engines"] = {name_of(engine): front.readiness.of(engine) for engine in range(count)}
+    if down := front.restarts.down:
+        body["down"] = down
     return json_response(http, body, 503 if reason else 200)

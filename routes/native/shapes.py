@@ -291,3 +291,4 @@ class Ready(TypedDict):
     status: str  # "ready", else "loading", "stalled" or "draining"
     reason: NotRequired[str]
     engines: NotRequired[dict[str, Literal["ready", "stalled", "down"]]]  # by name, of several
+    down: NotRequired[dict[str, int]]  # how many front ends, and processes of batches, if any are

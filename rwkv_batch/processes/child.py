@@ -4,7 +4,6 @@ import logging
 import multiprocessing
 import queue
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing.connection import wait
@@ -79,15 +78,19 @@ class LaterStarts:
     """Processes that die while the server runs are started again, if not now, then later."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()  # and when, of the monotonic clock
+        self._waiting: list[tuple[float, Callable[[], None]]] = []  # and when, of the monotonic clock
 
     @property
     def due(self) -> float | None:
         """Seconds until `look` does something; None: nothing waits for it."""
-        return max(0.0, self._waiting[0][0] - time.monotonic()) if self._waiting else None
+        times = [at for at, _ in self._waiting]
+        return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def start(self, start: Callable[[], None]) -> None:
-        """Call this, which may raise CannotStart, now and then until it does not."""
+    def start(self, start: Callable[[], None], pause: float = 0.0) -> None:
+        """Call this in so many seconds, and if it raises CannotStart now and then until it does not."""
+        if pause:
+            self._waiting.append((time.monotonic() + pause, start))
+            return
         try:
             start()
         except CannotStart as error:
@@ -96,9 +99,10 @@ class LaterStarts:
 
     def look(self) -> None:
         """Start what is due."""
-        due = [start for at, start in self._waiting if at <= time.monotonic()]  # in their order
-        for start in due:
-            self._waiting.popleft()
+        now = time.monotonic()
+        due = [each for each in self._waiting if each[0] <= now]  # in their order
+        self._waiting = [each for each in self._waiting if each[0] > now]
+        for _, start in due:
             self.start(start)
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from rwkv_batch.config import writer_address
 from rwkv_batch.processes.child import REFUSED, START_AGAIN, CannotStart, Child
+from rwkv_batch.processes.supervised import Deaths
 from rwkv_batch.wire.supervision import Stop
 
-PAUSES = (0.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before one is started again that has died so often
-STEADY = 5.0  # seconds after which one that dies is not taken for one that dies at once
 WANTED = 60.0  # seconds for which an engine's word counts that it needs one
 
 log = logging.getLogger(__name__)
@@ -25,7 +24,7 @@ class _Database:
         self.path, self.needed = path, -math.inf  # when an engine last said so
         self.child: Child | None = None
         self.first = True  # whether the process is the first since engines use the database
-        self.deaths, self.due = 0, 0.0  # in a row, and when it is started again
+        self.deaths, self.due = Deaths(), 0.0  # and when it is started again
 
 
 class Databases:
@@ -117,8 +116,7 @@ class Databases:
                 del self._known[known.path]
             return
         known.first = False
-        known.deaths = known.deaths + 1 if lasted < STEADY else 1
-        pause = PAUSES[min(known.deaths, len(PAUSES)) - 1]
+        pause = known.deaths.pause(lasted)
         known.due = time.monotonic() + pause
         again = f"in {pause:.1f} s" if pause else "now"
         if refusal is None:

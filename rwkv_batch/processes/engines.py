@@ -6,13 +6,13 @@ from functools import partial
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.processes.child import Child
 from rwkv_batch.processes.pulse import Pulse
+from rwkv_batch.processes.supervised import Supervised
 from rwkv_batch.wire.supervision import Serving
 
 
-class EngineProcess:
+class EngineProcess(Supervised):
     """What the supervisor knows of an engine, and its process."""
 
-    child: Child
     started = False
 
     def __init__(
@@ -25,6 +25,7 @@ class EngineProcess:
         pulse: Pulse,
     ) -> None:
         """`name`: of its processes. `target`: what they run. `address`: where it listens."""
+        super().__init__()
         self.number, self.name, self.address = number, name, address
         self._child = partial(Child, name, target, configs, address)
         self.serving: Serving | None = None  # what front ends know that it serves; None: nothing
@@ -32,8 +33,6 @@ class EngineProcess:
         self.missing: list[bytes] = []  # changes that the others have made since its process was started
         self.deaf = False  # its process is ending, or should have ended
         self.killed = False  # its process has been, as it hung, and may take long to end
-        self.failures = 0  # since one was ready
-        self.gone = False  # it is not started any more
         self.absent = False  # there can be no process now, which is tried again
         self.pulse = pulse
 

@@ -3,9 +3,9 @@
 It has a pipe to each of its processes, where messages are pickled. It sends `Serving` (the engine is
 ready), `EngineLost`, `Stalled`, `Restarts` and `Drain` to the front ends, and `FrontendLost`, `Ping` and
 `Stop` to the engine. The engine answers `Ping`, and sends `Serving`, again whenever that changes, or
-`LoadFailure`; and `FrontendBroken`, of a front end that another one replaces then. Of several engines each
-sends `DatabaseNeeded`, and answers `CatchUp` with `Serving`; a front end sends `ChangeWanted`, is sent
-`ChangeGranted` when it may, and sends `ChangeOver`.
+`LoadFailure`; and `FrontendBroken`, of a front end that another one replaces then. A front end sends `Begun`
+or `LoadFailure`. Of several engines each sends `DatabaseNeeded`, and answers `CatchUp` with `Serving`; a
+front end sends `ChangeWanted`, is sent `ChangeGranted` when it may, and sends `ChangeOver`.
 """
 
 from typing import Literal
@@ -76,17 +76,13 @@ class Stalled(Struct, frozen=True):
 class ChangeWanted(Struct, frozen=True):
     """A front end waits until no other one changes models or adapters."""
 
-    # LoadModel, RemoveModel, LoadAdapter or RemoveAdapter, as codec.py encodes it
-    command: bytes
+    command: bytes  # LoadModel, RemoveModel, LoadAdapter or RemoveAdapter, as codec.py encodes it
 
 
 class ChangeGranted(Struct, frozen=True):
-    """None does. No engine begins to serve until this one is over.
+    """None does. No engine begins to serve until this one is over."""
 
-    `left`: in place of its own change, that of a front end which has died; see host/finishing.py.
-    """
-
-    left: bytes = b""
+    left: bytes = b""  # in place of its own change, that of a front end which has died; see host/finishing.py
     had: list[str] = []  # names of the models that there were before that
 
 
@@ -119,6 +115,11 @@ class Restarts(Struct, frozen=True):
 
     engine: int = 0
     frontend: int = 0
+    down: dict[str, int] = {}  # of kinds of front ends: those in whose place none has begun since
+
+
+class Begun(Struct, frozen=True):
+    """A front end listens; the process of batches has opened its folder."""
 
 
 class Drain(Struct, frozen=True):
@@ -144,7 +145,7 @@ class Stop(Struct, frozen=True):
 
 
 class LoadFailure(Struct, frozen=True):
-    """The model cannot be served; one sentence says why. passes: whether that may be otherwise soon."""
+    """A process cannot do its work; one sentence says why. passes: whether that may be otherwise soon."""
 
     message: str
     passes: bool = False

@@ -76,3 +76,15 @@ def test_the_process_of_a_database_is_started_later(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(databases, "Child", lambda name, *_: name)
     all_.restart()
     assert all_.children == ["database sessions.db"]
+
+
+def test_what_is_started_later_has_its_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    later, started, now = LaterStarts(), list[str](), 1000.0
+    monkeypatch.setattr(child.time, "monotonic", lambda: now)
+    later.start(lambda: started.append("the second"), 8.0)
+    later.start(lambda: started.append("the first"), 0.5)
+    assert not started and later.due == 0.5
+    for now, said in ((1000.4, []), (1000.5, ["the first"]), (1008.0, ["the first", "the second"])):  # noqa: B007
+        later.look()
+        assert started == said
+    assert later.due is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rwkv_batch.processes import databases
+from rwkv_batch.processes import databases, supervised
 from rwkv_batch.processes.child import REFUSED, Child
 from rwkv_batch.processes.databases import Databases
 from rwkv_batch.supervisor import run_database
@@ -66,8 +66,8 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 def test_one_that_ends_is_started_again_and_each_time_later(
     processes: Processes, monkeypatch, code: int
 ) -> None:
-    monkeypatch.setattr(databases, "PAUSES", (0.0, 0.1, 1000.0))
-    monkeypatch.setattr(databases, "STEADY", 1000.0)  # however long a process takes to start here
+    monkeypatch.setattr(supervised, "PAUSES", (0.0, 0.1, 1000.0))
+    monkeypatch.setattr(supervised, "STEADY", 1000.0)  # however long a process takes to start here
     assert processes.first()
     processes.end(1)
     assert not processes.first(), "engines may have commits under way that the first one has carried out"
@@ -84,7 +84,7 @@ def test_one_that_ends_is_started_again_and_each_time_later(
 
 def test_one_that_is_due_is_waited_for_no_longer(processes: Processes, monkeypatch) -> None:
     """As where the time comes between a look and the next wait, which nothing else may end."""
-    monkeypatch.setattr(databases, "PAUSES", (1000.0,))
+    monkeypatch.setattr(supervised, "PAUSES", (1000.0,))
     assert processes.all.within(30.0) == 30.0 and processes.first()
     processes.end(1)
     assert processes.all.within(30.0) == 30.0 and 0 < processes.all.within(2000.0) <= 1000.0

@@ -20,7 +20,7 @@ from native_calls import V1
 from serving import until
 
 from routes.http.stream import HEARTBEAT_EVERY
-from rwkv_batch.wire.supervision import Drain, EngineLost, Serving, Stalled
+from rwkv_batch.wire.supervision import Drain, EngineLost, Restarts, Serving, Stalled
 
 FLOOD = {
     "contents": ["flood" + "x" * (1 << 20)],
@@ -115,6 +115,22 @@ def test_of_several_engines_it_says_what_each_does():
         assert become("stalled", "ready")
         process.control.send(EngineLost(0))
         assert become("down", "ready")
+
+
+def test_it_says_how_many_front_ends_are_down():
+    with FrontendProcess() as process:
+
+        def says(wanted: dict) -> bool:
+            process.until(lambda _: process.http.get("/health/ready").json() == {"status": "ready"} | wanted)
+            return process.http.get("/health/ready").status_code == 200
+
+        assert says({})
+        process.control.send(Restarts(0, 3, {"frontends": 2, "batches": 1}))
+        assert says({"down": {"frontends": 2, "batches": 1}})
+        process.control.send(Restarts(0, 3, {"batches": 1}))
+        assert says({"down": {"batches": 1}})
+        process.control.send(Restarts(0, 3))
+        assert says({})
 
 
 def test_a_lost_engine_fails_what_runs_and_can_come_back():

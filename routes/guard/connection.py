@@ -28,6 +28,12 @@ class Clock:
         self.asked = time.monotonic()
         self.due = self.asked + self.soon
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """What has begun is that much younger: nobody could have read what came."""
+        self.began = min(now, self.began + seconds)
+        self.seen = min(now, self.seen + seconds)
+        self.moved = min(now, self.moved + seconds)
+
     def goes_on(self, part: str, asks: bool) -> bool:
         """More has come, after which that part of a request is open. Whether it is a body."""
         self.seen = time.monotonic()

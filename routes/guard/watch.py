@@ -28,6 +28,7 @@ SILENT = 4.0  # seconds without a byte after which a connection may end to make 
 ROOM = 16  # for so large a part of all
 BEHIND = 1.0  # seconds after which a whole body waits behind a reply, as Robyn reads others at once
 CROWDED = 0.25  # seconds until room is made again
+STANDSTILL = 1.0  # seconds in which this has not run; then the process may have stopped, or the machine
 LATE = "The {} of the request took too long to come."
 SLOWEST = "Too many bodies are being sent at once, and this one is the slowest; try again in a moment."
 REFUSAL = b'{"error": "The server has as many connections as it takes; try again in a moment."}'
@@ -64,6 +65,7 @@ class Watch:
         self._ports: set[int] = set()  # where connections are accepted
         self._looking = threading.Lock()
         self._next_look = self._next_room = 0.0
+        self._ran = time.monotonic()  # when this was last called, as far as no standstill is seen
         self._held = 0  # bytes of bodies that are not complete, or not read by Robyn yet
         self._gone: set[int] = set()  # numbers of connections that have ended
         self._releases = 0  # looks at which memory is given back
@@ -76,7 +78,10 @@ class Watch:
 
     def tick(self) -> None:
         """Called ten times a second."""
-        if time.monotonic() >= self._next_look:
+        now = time.monotonic()
+        if now - self._ran < STANDSTILL:
+            self._ran = now
+        if now >= self._next_look:
             self.look()
 
     def holds(self, more: int) -> None:
@@ -92,6 +97,7 @@ class Watch:
         try:
             now = time.monotonic()
             self._next_look = now + self._limits.every
+            self._excuse(now)
             bodies, unread = [], []
             for connection in list(self._connections.values()):
                 clock = connection.clock
@@ -113,6 +119,13 @@ class Watch:
                 self._shed(bodies, now)
         finally:
             self._looking.release()
+
+    def _excuse(self, now: float) -> None:
+        """A standstill does not count against clients, whose bytes nobody has read."""
+        stood, self._ran = now - self._ran, now
+        if stood >= STANDSTILL:
+            for connection in list(self._connections.values()):
+                connection.clock.excuse(stood, now)
 
     def full(self, number: int) -> bool:
         """Whether there is no room for a new connection with that number, even if others are ended for it."""

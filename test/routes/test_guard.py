@@ -16,6 +16,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import odd_requests
@@ -462,6 +463,32 @@ def test_a_request_is_not_lost_where_no_file_can_be_opened(
         patched.setattr("routes.guard.watch.os.dup", scarce)
         sockets.guard.watch.look()
     sockets.guard.watch.look()
+    assert b'"status":408' in sockets.arrived()
+    sockets.close()
+
+
+@pytest.mark.parametrize("part", [request()[:-2], sized(b"x" * 50)[:-2]], ids=["head", "body"])
+def test_a_standstill_of_the_server_does_not_count_against_a_client(
+    part: bytes, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+):
+    clock = SimpleNamespace(now=1000.0)
+    clock.monotonic = lambda: clock.now
+    for module in ("watch", "connection"):
+        monkeypatch.setattr(f"routes.guard.{module}.time", clock)
+    sockets = Sockets(Guard(Limits(body=100, head_seconds=10.0, body_seconds=10.0)), listener)
+
+    def pass_by(seconds: float, step: float) -> None:
+        for _ in range(int(seconds / step)):
+            clock.now += step
+            sockets.guard.watch.tick()
+
+    sockets.client.sendall(part)
+    assert sockets.arrived() == errno.EAGAIN
+    pass_by(5, 0.1)
+    pass_by(60, 60)
+    pass_by(4, 0.1)
+    assert sockets.read() == errno.EAGAIN
+    pass_by(2, 0.1)
     assert b'"status":408' in sockets.arrived()
     sockets.close()
 

@@ -61,7 +61,7 @@ def run(config: FrontendConfig, name: str, addresses: Sequence[str], control: Co
     begin_logging(config.log_level, config.log_format)
     for library in ("robyn", "actix_server", "actix_web", "actix_http", "asyncio", "tracing"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    front = begin(config, wire_to(addresses, name, config, control), control)
+    front = begin(config, wire_to(addresses, name, config, control), control, addresses)
     threading.Thread(
         target=receive, args=(front, control, config, _drain), name="supervisor", daemon=True
     ).start()
@@ -83,10 +83,10 @@ def run(config: FrontendConfig, name: str, addresses: Sequence[str], control: Co
     served.start(config.host, config.port, _check_port=False)
 
 
-def begin(config: FrontendConfig, wire: Wire, control: Connection) -> Frontend:
+def begin(config: FrontendConfig, wire: Wire, control: Connection, addresses: Sequence[str] = ()) -> Frontend:
     """The front end. Ends the process if a file of it cannot be used, as the supervisor is told."""
     try:
-        return Frontend(config, wire)
+        return Frontend(config, wire, addresses)
     except (KeysError, AuditError) as error:
         control.send(LoadFailure(str(error)))
         raise SystemExit(REFUSED) from None
@@ -175,8 +175,8 @@ def _act(
                     logged[info.model] = info.fingerprint
                     template = settings_for(info, config).chat_template
                     log.info("chat template of %s: %s (--chat-template chooses)", info.model, template)
-            front.serve(serving.models)
             front.readiness.serves(message.engine)
+            front.serve(serving.models)
             front.shared.loading = serving.loading
         case Restarts():
             front.shared.restarts = message

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from uuid import uuid4
 
 from msgspec.structs import replace
@@ -63,11 +63,11 @@ class Frontend:
     and `models` are those that its caller may use.
     """
 
-    def __init__(self, settings: FrontendConfig, client: Wire) -> None:
-        """Raises KeysError, AuditError."""
+    def __init__(self, settings: FrontendConfig, client: Wire, addresses: Sequence[str] = ()) -> None:
+        """`addresses`: where the engines listen. Raises KeysError, AuditError."""
         self.settings, self.client = settings, client
         self.shared = Shared()
-        self.readiness = Readiness()
+        self.readiness = Readiness(addresses)
         self.accounts = Accounts(settings.keys, settings.keys_copy) if settings.keys else None
         self.audit = AuditLog(settings.audit_log) if settings.audit_log else None
         self.tracing = _tracing_to(settings.traces) if settings.traces else None
@@ -120,7 +120,9 @@ class Frontend:
 
     @property
     def status(self) -> str:
-        return "draining" if self.draining else "ready" if self.shared.models else "loading"
+        if self.draining:
+            return "draining"
+        return "ready" if self.shared.models and not self.readiness.down else "loading"
 
     def serve(self, models: list[EngineInfo]) -> None:
         """These are served from now on, the default one first."""
@@ -133,6 +135,8 @@ class Frontend:
             return "draining", SHUT_DOWN
         if not self.shared.models:
             return "loading", ENGINE_LOST if self.restarts.engine else LOADING
+        if self.readiness.down:  # before the supervisor has seen it
+            return "loading", ENGINE_LOST
         if silent := self.readiness.silent:
             return "stalled", f"The engine has made no step for {silent:.0f} s."
         return "ready", ""

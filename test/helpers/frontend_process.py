@@ -48,7 +48,7 @@ def serve(
 
 class FrontendProcess:
     """Started on entry, killed on exit if it is still there. `port` and `engine` may be those of
-    another one. `missing`: so many more engines, of which nothing comes.
+    another one. `missing`: so many more engines, of which nothing comes, behind it in `addresses`.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class FrontendProcess:
         self.name, self.infos = name, list(infos)
         self._config = FrontendConfig(port=self.port, **{"log_level": "DEBUG"} | options)
         self._ready, self._patches = ready, patches or {}
-        self._addresses = [self.engine.address]
-        self._addresses += [f"ipc://{self._folder.name}/missing-{number}" for number in range(missing)]
+        self.addresses = [self.engine.address]
+        self.addresses += [f"ipc://{self._folder.name}/missing-{number}" for number in range(missing)]
 
     def __enter__(self) -> "FrontendProcess":
         self.control, theirs = spawn.Pipe()
         self.process = spawn.Process(
             target=serve,
-            args=(self._config, self.name, self._addresses, theirs, str(self.log), self._patches),
+            args=(self._config, self.name, self.addresses, theirs, str(self.log), self._patches),
         )
         self.process.start()
         theirs.close()

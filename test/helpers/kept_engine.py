@@ -5,6 +5,7 @@ So is one that waits for a device which has hung. SIGKILL from elsewhere ends it
 """
 
 import signal
+import socket
 import sys
 import time
 from multiprocessing.connection import Connection
@@ -24,6 +25,9 @@ def serve_for_ever(configs: object, address: str, changes: object, control: Conn
     """In place of supervisor.run_engine."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address.removeprefix("ipc://"))
+    listener.listen()
     control.send(Serving([EngineInfo("kept", 1, 64, 1, "float32", "cpu", 4, 65536, "0" * 16, "kept")]))
     while True:
         time.sleep(1000)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_engine import INFO
+from fake_engine import INFO, FakeEngine
 from frontend_process import FrontendProcess
 from native_calls import V1
 from serving import until
@@ -99,7 +99,7 @@ def test_one_engine_of_two_that_stalls_leaves_the_other():
 
 def test_of_several_engines_it_says_what_each_does():
     """One that serves is enough to be ready."""
-    with FrontendProcess(ready=False, missing=1) as process:
+    with FrontendProcess(ready=False, missing=1) as process, FakeEngine(process.addresses[1]):
 
         def become(first: str, second: str) -> bool:
             wanted = {"engine-0": first, "engine-1": second}
@@ -131,6 +131,27 @@ def test_it_says_how_many_front_ends_are_down():
         assert says({"down": {"batches": 1}})
         process.control.send(Restarts(0, 3))
         assert says({})
+
+
+def test_an_engine_that_has_died_is_not_ready_before_the_supervisor_says_so():
+    with FrontendProcess() as process:
+        process.engine.__exit__()
+        assert "has stopped" in ready(process, "loading")["reason"]
+        assert process.until(lambda h: h.status_code == 503).json()["status"] == "loading"
+        process.control.send(EngineLost())
+        with FakeEngine(process.engine.address):
+            process.control.send(Serving([INFO]))
+            ready(process, "ready")
+            assert post(process, "a").status_code == 200
+
+
+def test_one_engine_of_two_that_has_died_is_down_before_the_supervisor_says_so():
+    with FrontendProcess(missing=1) as process, FakeEngine(process.addresses[1]):
+        process.control.send(Serving([INFO], engine=1))
+        wanted = {"engine-0": "down", "engine-1": "ready"}
+        process.engine.__exit__()
+        process.until(lambda _: process.http.get("/health/ready").json()["engines"] == wanted)
+        assert process.http.get("/health/ready").json()["status"] == "ready"
 
 
 def test_a_lost_engine_fails_what_runs_and_can_come_back():

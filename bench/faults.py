@@ -11,7 +11,7 @@ starts of threads and processes (test/helpers/inside_faults.py). With --engine o
 of an engine in this process does, while it is asked a list of requests (test/helpers/engine_faults.py).
 
     python bench/faults.py [--engines 1] [--postgres] [--steps chat,turns] [--calls write,sync] [--most N]
-                           [--first N] [--restarts] [--errors N]
+                           [--first N] [--only batches/] [--restarts] [--errors N]
 """
 
 import argparse
@@ -51,13 +51,22 @@ class Point:
     wrong: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Calls:
+    """Which calls of a kind fail: `numbers` count those whose path holds `only`."""
+
+    numbers: range
+    only: str
+
+
 def points(
-    place: Scenario, faults: Faults, step: str, call: Call, error: int, numbers: range
+    place: Scenario, faults: Faults, step: str, error: tuple[Call, int], calls: Calls
 ) -> Iterator[Point]:
-    """Let each call of this kind fail once that has one of these numbers, until the step has no more."""
-    for number in numbers:
+    """Let each call of this kind fail once that is one of these, until the step has no more."""
+    call, code = error
+    for number in calls.numbers:
         before = place.server.children()
-        arm = partial(faults.arm, call, error, number)
+        arm = partial(faults.arm, call, code, number, calls.only)
         if step in RESTARTS:
             place.before_kill = arm
         else:
@@ -170,6 +179,7 @@ def main() -> None:
     parser.add_argument("--calls", type=lambda text: [Call[name.upper()] for name in text.split(",")])
     parser.add_argument("--most", type=int, default=MOST, help="calls of a kind in a step")
     parser.add_argument("--first", type=int, default=0, help="calls of a kind in a step that go well before")
+    parser.add_argument("--only", default="", help="calls on paths that hold this")
     parser.add_argument("--restarts", action="store_true", help="processes that are started again, too")
     parser.add_argument("--errors", type=int, default=1, help="errors of each kind of call")
     parser.add_argument("--inside", help="kinds of calls, separated by commas, or all")
@@ -189,7 +199,7 @@ def main() -> None:
 def fail_in_system(options: argparse.Namespace) -> None:
     """Calls of the operating system on the files of a server, and on its connections to PostgreSQL."""
     steps = [*options.steps, *(RESTARTS if options.restarts else [])]
-    numbers = range(options.first, options.first + options.most)
+    calls = Calls(range(options.first, options.first + options.most), options.only)
     folder, scratch, began = new_folder(), new_folder(), time.monotonic()
     faults, found = Faults(scratch, folder), list[Point]()
     flags, database = [], None
@@ -207,7 +217,7 @@ def fail_in_system(options: argparse.Namespace) -> None:
             for step in steps:
                 for call in options.calls or [*ERRORS]:
                     for error in ERRORS[call][: options.errors]:
-                        fail_each(place, faults, step, call, error, numbers, found)
+                        fail_each(place, faults, step, (call, error), calls, found)
             print("after kill -9:", place.restart(kill=True) or "nothing is wrong")
     finally:
         print("\n".join(table(found)))
@@ -220,12 +230,12 @@ def fail_in_system(options: argparse.Namespace) -> None:
 
 
 def fail_each(
-    place: Scenario, faults: Faults, step: str, call: Call, error: int, numbers: range, found: list[Point]
+    place: Scenario, faults: Faults, step: str, error: tuple[Call, int], calls: Calls, found: list[Point]
 ) -> None:
     """All points of a step and a kind of calls, each of which is printed if it is wrong."""
     began, before = time.monotonic(), len(found)
     place.restarted = place.restarted or step in RESTARTS
-    for point in points(place, faults, step, call, error, numbers):
+    for point in points(place, faults, step, error, calls):
         found.append(point)
         if point.wrong:
             print(f"{step}: {point.fault}: {point.said}", *point.wrong, sep="\n    ", flush=True)
@@ -233,7 +243,7 @@ def fail_each(
     here = found[before:]
     counts = f"{len(here)} points, {sum(bool(each.said) for each in here)} refused"
     wrong = sum(bool(each.wrong) for each in here)
-    name = f"{step}, {call.name.lower()} {errno.errorcode[error]}"
+    name = f"{step}, {error[0].name.lower()} {errno.errorcode[error[1]]}"
     print(f"{name}: {counts}, {wrong} wrong, {time.monotonic() - began:.1f} s", flush=True)
 
 

@@ -31,6 +31,7 @@ from rwkv_batch.state.entries import (
     StoreBroken,
     StoreDocument,
     StoreError,
+    Unavailable,
 )
 from rwkv_batch.state.host import link
 from rwkv_batch.state.host.link import UNKNOWN, Link
@@ -425,6 +426,43 @@ def test_an_outcome_that_cannot_be_handed_on_holds_no_other_up(host: ThreadHost)
     removed, error = outcomes.get(timeout=60)
     assert isinstance(removed, Removed) and error is None
     client.close()
+
+
+@pytest.mark.parametrize("call", ["encode", "decode_to_engine"])
+def test_a_message_for_which_there_is_no_memory_is_asked_for_again(
+    host: ThreadHost, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    with Pair(host) as (one, two):
+        one.turn("a", [1])
+        fail(monkeypatch, call, times=1)
+        one.turn("a", [2])
+        one.turn("a", [3])
+        assert one.look("a") == two.look("a") == seen(1, 2, 3)
+
+
+def test_a_link_without_memory_for_any_message_says_so_and_stores_when_there_is_some(
+    host: ThreadHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "REST", 0.0)
+    with Pair(host) as (one, _):
+        with monkeypatch.context() as patch:
+            fail(patch, "decode_to_engine", times=1000)
+            name = one.turn("a", [1], wait=False)
+            error = one.wait(name).error
+            assert isinstance(error, Unavailable) and link.BROKEN in error
+        one.turn("b", [2])
+
+
+def fail(patch: pytest.MonkeyPatch, name: str, times: int) -> None:
+    """Let the function fail that links use."""
+    works, left = getattr(link, name), iter(range(times))
+
+    def function(message: bytes) -> object:
+        if next(left, None) is not None:
+            raise MemoryError
+        return works(message)
+
+    patch.setattr(link, name, function)
 
 
 def test_a_link_that_has_ended_stores_nothing_and_says_so(host: ThreadHost) -> None:

@@ -19,7 +19,7 @@ from threading import Event, Thread
 import msgspec
 import zmq
 
-from rwkv_batch.state.entries import UNKNOWN, CommittedBefore, Operation, Removed, StoreError
+from rwkv_batch.state.entries import UNKNOWN, CommittedBefore, Operation, Removed, StoreAway, StoreError
 from rwkv_batch.state.host.messages import (
     Commits,
     Hello,
@@ -37,9 +37,11 @@ ASK_AGAIN_MS = 50  # without a word, while something is under way, until it is a
 PATIENCE = 20.0  # seconds that a process may take to answer for the first time
 SILENCE = 60.0  # seconds without an answer, while something is under way, until that fails
 CLOSE_SECONDS = 15.0  # for what is under way at the end
+FAILURES = 3  # of this thread itself in a row, as where there is no memory, until what is under way fails
+REST = 1.0  # seconds between more of them
 
 SILENT = "The process that writes to the database does not answer; start the server again."
-BROKEN = "The connection to the process that writes to the database has failed; start the server again."
+BROKEN = "The connection to the process that writes to the database fails; try again in a moment."
 
 log = logging.getLogger(__name__)
 
@@ -123,25 +125,36 @@ class Link(Thread):
             closing_at: float | None = None
             latest = 0.0  # when something came, or was asked for
             answered = time.monotonic()  # when something came, or nothing was waited for
+            failures = 0
             while closing_at is None or (self._under_way and time.monotonic() < closing_at):
                 waits = bool(self._under_way) or not self._writer
-                ready = dict(poller.poll(ASK_AGAIN_MS if waits else None))
-                if self._wakened.fileno() in ready:
-                    self._wakened.recv(4096)
-                    if self._take():
-                        closing_at = time.monotonic() + CLOSE_SECONDS
-                now = time.monotonic()
-                if dealer in ready or not waits:
-                    answered = now
-                elif now - answered > SILENCE:
-                    self._fail_all(SILENT)
-                if dealer in ready:
-                    self._receive(dealer)
-                    latest = now
-                elif waits and 1000 * (now - latest) > ASK_AGAIN_MS:
-                    self._ask(dealer)
-                    latest = now
-                self._send(dealer)
+                try:
+                    ready = dict(poller.poll(ASK_AGAIN_MS if waits else None))
+                    if self._wakened.fileno() in ready:
+                        self._wakened.recv(4096)
+                        if self._take():
+                            closing_at = time.monotonic() + CLOSE_SECONDS
+                    now = time.monotonic()
+                    if dealer in ready or not waits:
+                        answered = now
+                    elif now - answered > SILENCE:
+                        self._fail_all(SILENT)
+                    if dealer in ready:
+                        self._receive(dealer)
+                        latest = now
+                    elif waits and 1000 * (now - latest) > ASK_AGAIN_MS:
+                        self._ask(dealer)
+                        latest = now
+                    self._send(dealer)
+                    if dealer in ready:
+                        failures = 0
+                except Exception:
+                    log.exception("a message of the process that writes may be lost; it is asked again")
+                    self._writer = 0  # whoever it is gets again what is under way
+                    failures += 1
+                    if failures > FAILURES:
+                        self._fail_all(BROKEN)
+                        time.sleep(REST)
         if self._under_way:
             log.error("%d changes of sessions could not be stored and are lost.", len(self._under_way))
         self._fail_all("The server ended before this could be stored.")
@@ -203,7 +216,7 @@ class Link(Thread):
                         self._look()
                     case Unusable(sentence=sentence):
                         self._refusal, self._writer = sentence, 0
-                        self._fail_all(sentence)
+                        self._fail_all(sentence, StoreError)
                         self._there.set()
                     case Welcome(writer=writer) if writer != self._writer:
                         self._begin(writer)
@@ -222,11 +235,11 @@ class Link(Thread):
         except Exception:
             log.exception("the database could not be looked at again")
 
-    def _fail_all(self, sentence: str) -> None:
+    def _fail_all(self, sentence: str, kind: type[StoreError] = StoreAway) -> None:
         """What is under way."""
         for commit in [*self._under_way.values()]:
             error = f"{sentence} {UNKNOWN}" if commit.sent else sentence
-            self._finish(commit.number, None, StoreError(error))
+            self._finish(commit.number, None, kind(error))
 
     def _fail_queued(self) -> None:
         """What has been put and nobody takes."""

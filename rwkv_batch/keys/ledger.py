@@ -149,14 +149,15 @@ class Ledger:
             cells[at + WHOSE] = whose
         if not cells[at + BEGAN] <= now < cells[at + BEGAN] + MINUTE or not cells[at + BEGAN]:
             cells[at + BEGAN], cells[at + REQUESTS], cells[at + TOKENS] = now, 0, 0
-        if cells[at + TODAY] != today:
+        # A clock that is set back over midnight begins no day anew. One that is set back by more was wrong.
+        if not cells[at + TODAY] - 1 <= today <= cells[at + TODAY]:
             cells[at + TODAY], cells[at + DAY_TOKENS] = today, 0
         return at
 
     def _refuse_over(self, key: Key, at: int, now: int) -> None:
         cells = self._cells
         minute = (cells[at + BEGAN] + MINUTE - now) / 1e9
-        day = DAY - time.time() % DAY
+        day = self._until_tomorrow(at)
         limits = [
             (key.requests_per_minute, cells[at + REQUESTS], minute, "requests a minute"),
             (key.tokens_per_minute, cells[at + TOKENS], minute, "tokens a minute"),
@@ -174,8 +175,12 @@ class Ledger:
         requests = _standing(key.requests_per_minute, cells[at + REQUESTS], minute)
         tokens = _standing(key.tokens_per_minute, cells[at + TOKENS], minute)
         if tokens is None:
-            tokens = _standing(key.tokens_per_day, cells[at + DAY_TOKENS], DAY - time.time() % DAY)
+            tokens = _standing(key.tokens_per_day, cells[at + DAY_TOKENS], self._until_tomorrow(at))
         return Standings(requests, tokens)
+
+    def _until_tomorrow(self, at: int) -> float:
+        """Seconds until the day ends that is counted there."""
+        return (self._cells[at + TODAY] + 1) * DAY - time.time()
 
     def _running(self, place: int, enough: int) -> int:
         """Rows of a key at all front ends. If that is more than enough, those of dead ones are cleared."""

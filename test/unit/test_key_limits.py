@@ -313,6 +313,18 @@ def test_tokens_of_a_minute_and_a_day(file, ledgers, monkeypatch):
     ledgers[0].admit(day, 1)
 
 
+def test_a_clock_that_is_set_back_over_midnight_begins_no_day_anew(file, ledgers, monkeypatch):
+    key, midnight = key_of(file, "alice", tokens_per_day=100), 20_000 * 86400
+    clock = [midnight + 10]
+    monkeypatch.setattr(counted.time, "time", lambda: clock[0])
+    ledgers[0].admit(key, 1)
+    ledgers[0].spend([(key, 120)])
+    clock[0] = midnight - 10
+    assert refused(ledgers[0], key).retry_after == 86400 + 10
+    clock[0] = midnight - 30 * 86400  # the other time was wrong
+    ledgers[0].admit(key, 1)
+
+
 def test_of_several_limits_that_are_used_up_the_last_to_end_says_when(file, ledgers, monkeypatch):
     key = key_of(file, "alice", tokens_per_minute=10, tokens_per_day=10)
     noon = 20_000 * 86400 + 43200

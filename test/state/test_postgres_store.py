@@ -30,6 +30,7 @@ from rwkv_batch.state.entries import (
     NONE,
     Conflict,
     DeleteSessions,
+    PutModel,
     PutSession,
     PutTurn,
     Refused,
@@ -41,6 +42,7 @@ from rwkv_batch.state.entries import (
 from rwkv_batch.state.postgres import schema
 from rwkv_batch.state.postgres.schema import schema_of
 from rwkv_batch.state.postgres.store import PostgresStore
+from rwkv_batch.state.sql.tables import id_of_model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -296,6 +298,24 @@ def test_a_turn_that_another_server_refers_to_is_not_removed(
     database.execute("COMMIT")
     deletes.join()
     assert has(store, one) and store.find_session("a") is None
+
+
+def test_servers_that_note_the_same_models_in_any_order_do_not_wait_for_each_other(
+    store: PostgresStore, database: psycopg.Connection
+) -> None:
+    low, high = sorted(["scale 0.5", "scale 0.7"], key=id_of_model)
+    insert = "INSERT INTO models (id, fingerprint, vocabulary) VALUES (%s, %s, 1)"
+    database.execute("BEGIN")
+    database.execute(insert, (id_of_model(low), low))
+    notes = threading.Thread(target=lambda: store.commit([[PutModel(high, 1)], [PutModel(low, 1)]]))
+    notes.start()
+    while not database.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone():
+        pass  # until the store waits
+    database.execute("SET lock_timeout = 1")
+    database.execute(insert, (id_of_model(high), high))  # which would be a deadlock, if it held this one
+    database.execute("COMMIT")
+    notes.join()
+    assert database.execute("SELECT count(*) FROM models WHERE vocabulary = 1").fetchone() == (2,)
 
 
 # Failures of the database

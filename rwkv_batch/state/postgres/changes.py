@@ -11,6 +11,7 @@ Other servers change the same rows. What keeps them apart are locks on rows unti
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
+from itertools import chain
 
 from rwkv_batch.state.entries import (
     ANY,
@@ -76,15 +77,19 @@ class GroupChanges:
 
 
 def lock_sessions(db: Database, groups: Iterable[Sequence[Operation]]) -> None:
-    """All that are going to be changed."""
-    keys: set[str] = set()
-    for operation in (operation for operations in groups for operation in operations):
+    """All that are going to be changed, and note models, which others may be noting too: in one order."""
+    keys, models = set[str](), dict[int, PutModel]()
+    for operation in chain.from_iterable(groups):
         if isinstance(operation, PutSession):
             keys.add(operation.session.key)
         elif isinstance(operation, DeleteSessions):
             keys.update(operation.keys)
+        elif isinstance(operation, PutModel):
+            models[id_of_model(operation.fingerprint)] = operation
     if keys:
         db.execute(_LOCK_SESSIONS, ([encoded(key) for key in keys],))
+    for id_, model in sorted(models.items()):
+        put_model(db, id_, model.fingerprint, model.vocabulary)
 
 
 def conflict(db: Database, operations: Sequence[Operation]) -> Conflict | None:
@@ -234,19 +239,14 @@ def _delete_documents(operation: RemoveDocuments, db: Database, changes: GroupCh
         changes.removed.documents += removed.rowcount
 
 
-@apply.register
-def _put_model(operation: PutModel, db: Database, changes: GroupChanges) -> None:
-    put_model(db, id_of_model(operation.fingerprint), operation.fingerprint, operation.vocabulary)
-
-
 def put_model(db: Database, id_: int, fingerprint: str, vocabulary: int) -> None:
     """Note a model. Raises psycopg.Error."""
     db.execute(_PUT_MODEL, (id_, fingerprint, vocabulary))
 
 
 @apply.register
-def _stamp(operation: Stamp, db: Database, changes: GroupChanges) -> None:
-    """Engines write to this database themselves."""
+def _nothing_more(operation: PutModel | Stamp, db: Database, changes: GroupChanges) -> None:
+    """Models have been noted (lock_sessions), and engines write to this database themselves."""
 
 
 def _turn_of(db: Database, key: str) -> int | None:

@@ -9,8 +9,10 @@ from engine_driver import PROMPTS, WEIGHTS, Driver
 from msgspec.structs import replace
 from row_adapters import write
 
+from rwkv_batch.ops.low_rank import scaled_digest
 from rwkv_batch.state.entries import DiskFailed
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.sql.tables import id_of_model
 from rwkv_batch.wire.codec import decode_paused
 from rwkv_batch.wire.commands import PAUSED, GetDocument, LoadAdapter, PauseRequest, RemoveAdapter
 from rwkv_batch.wire.protocol import CommandReply, Failed, Progress, Rejected, Sampling
@@ -99,6 +101,25 @@ def test_cached_prefixes_belong_to_the_scale(loaded):
     served = loaded(prefix_cache_mb=16)
     for scale in (1.0, 0.5, 1.0, 0.5):
         assert said(served, long, scale) == said(loaded(FACTOR * scale), long)
+
+
+def test_scales_that_nobody_uses_are_forgotten_and_work_again(loaded, tmp_path, monkeypatch):
+    """Clients choose them, and an engine lives for months."""
+    monkeypatch.setattr("rwkv_batch.engine.rows.adapters.MOST_SCALES", 2)
+    served = loaded(store=Store(tmp_path / "sessions.db"), prefix_cache_mb=16, adapter_cache_mb=0)
+    expected = said(loaded(FACTOR * 0.5), PROMPTS[0], session="s")
+    long = [(7 * i) % 390 + 1 for i in range(300)]
+    assert said(served, PROMPTS[0], 0.5, session="s") == expected
+    scales = [float(scale) for scale in range(2, 22)]
+    texts = [said(served, long, scale) for scale in (0.5, *scales)]
+    known, (info,) = served.engine.pool.adapted, served.engine.adapters.infos("a")
+    models = [f"{known.plain.fingerprint}+{scaled_digest(info.digest, scale)}" for scale in scales]
+    assert sum(known.serves(id_of_model(model)) for model in models) < len(scales) // 2
+    assert [said(served, long, scale) for scale in (0.5, *scales)] == texts
+    assert refusal(served, "s", 2.0).reason == "conflict"
+    other = loaded(FACTOR * 0.5)
+    said(other, PROMPTS[0], session="s")
+    assert said(served, PROMPTS[1], 0.5, session="s") == said(other, PROMPTS[1], session="s")
 
 
 def test_a_paused_request_goes_on_in_its_scale(loaded, tmp_path):

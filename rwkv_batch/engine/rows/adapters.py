@@ -33,6 +33,8 @@ from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.starts.contents import Offsets, StoredStart
 from rwkv_batch.wire.protocol import AdapterInfo, GenerateRequest
 
+MOST_SCALES = 1 << 14  # of adapters that are remembered, beside those in use
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -81,7 +83,8 @@ class Adapters:
         )
         self._of_starts: WeakValueDictionary[str, WeightedAdapter] = WeakValueDictionary()  # by digest
         self._of_scales: WeakValueDictionary[str, LoadedAdapter] = WeakValueDictionary()  # likewise
-        self._numbers: dict[str, int] = {}  # by digest
+        self._scales: OrderedDict[str, int] = OrderedDict()  # their models by digest, the oldest first
+        self._numbers: dict[str, int] = {}  # by digest; they rise
         self._callbacks: deque[Callable[[], None]] = deque()
         self._thread: JobThread | None = None  # from the first adapter on
 
@@ -157,7 +160,7 @@ class Adapters:
             if adapter is not None:
                 if models is not self._parts.pool.adapted:  # there is another database since
                     adapter.model = self._parts.pool.adapted.of(adapter.digest)
-                adapter.number = self._numbers.setdefault(adapter.digest, len(self._numbers))
+                adapter.number = self._number(adapter.digest)
                 self._adapters[name] = adapter
                 self._hold(adapter)
             done(adapter, refusal_of_file(error) if isinstance(error, CheckpointError) else error)
@@ -229,7 +232,7 @@ class Adapters:
             found = WeightedAdapter(
                 name=start.name,
                 digest=digest,
-                number=self._numbers.setdefault(digest, len(self._numbers)),
+                number=self._number(digest),
                 model=model,
                 weights=readout_adapter(digest, offsets.numbers, self._parts.runner.dtype, on_gpu),
             )
@@ -242,11 +245,10 @@ class Adapters:
         found = self._of_scales.get(digest)
         if found is None or found.of is not adapter:
             model = self._parts.pool.adapted.of(digest)
-            number = self._numbers.setdefault(digest, len(self._numbers))
             found = replace(
                 adapter,
                 digest=digest,
-                number=number,
+                number=self._number(digest),
                 model=model,
                 slot=None,
                 weights=None,
@@ -254,7 +256,25 @@ class Adapters:
                 scale=scale,
             )
             self._of_scales[digest] = found
+            self._scales[digest] = model
+            self._forget_scale()
         return found
+
+    def _forget_scale(self) -> None:
+        """Clients choose scales, so one is forgotten for a new one; if it comes again, it is new itself."""
+        if len(self._scales) > MOST_SCALES:
+            digest, model = self._scales.popitem(last=False)
+            if digest in self._of_scales:  # rows have it
+                self._scales[digest] = model
+            else:
+                del self._numbers[digest]
+                self._parts.pool.adapted.forget(model)
+
+    def _number(self, digest: str) -> int:
+        """That of an adapter, which no other has or had."""
+        if digest not in self._numbers:
+            self._numbers[digest] = next(reversed(self._numbers.values()), -1) + 1
+        return self._numbers[digest]
 
     def _give_slot(self, adapter: WeightedAdapter) -> bool:
         if adapter.weights is None:

@@ -51,6 +51,11 @@ class AdaptedModels:
             self._unnoted.add(id_)
         return id_
 
+    def forget(self, model: int) -> None:
+        """Nobody runs that model with its adapter; `of` makes it known again."""
+        self._digests.pop(model, None)
+        self._unnoted.discard(model)
+
     def noting(self, model: int) -> list[Operation]:
         """What turns of that model are stored together with, until they have been (`noted`)."""
         if model not in self._unnoted:

@@ -9,8 +9,8 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from fault_scenario import Scenario, new_folder
-from fault_steps import RESTARTS
+from fault_scenario import BACK, Scenario, new_folder
+from fault_steps import RESTARTS, chat
 from inside_faults import InsideFaults
 from serving import alive, until
 
@@ -23,6 +23,10 @@ POINTS = (
     ("supervisor", 0, "child.py"),  # the pipe to the engine
     ("supervisor", 1, "supervisor.py"),  # which prints the address
 )
+
+
+# Of an engine of two: how many of its threads can be started before one cannot, and where that is started.
+POINTS_OF_TWO = ((0, "loading_libraries"), (3, "jobs.py"), (4, "link.py"))
 
 
 @pytest.fixture
@@ -50,6 +54,33 @@ def test_an_engine_that_is_started_again_lacks_a_thread(place: Scenario, faults:
         assert place.check() == [], fault
     assert "Traceback" not in place.server.log()
     assert place.stop() == 0, place.server.log()
+
+
+def test_the_other_engine_serves_while_one_lacks_a_thread(faults: InsideFaults) -> None:
+    """Turns of a session and chats are answered all the time, and nothing acknowledged is lost."""
+    folder = new_folder()
+    with Scenario(folder, engines=2, shell=faults.shell) as place:
+        place.note()
+        place.restarted = True
+        for number, where in POINTS_OF_TWO:
+            key = place.name("kept")
+            place.say(key, "My name is Ben.")
+            faults.arm("thread", "engine", 0, number)
+            dead = place.server.children()["engine-0"]
+            os.kill(dead, signal.SIGKILL)
+
+            def back(key: str = key, dead: int = dead) -> bool:
+                place.say(key, "What is my name?")
+                chat(place)
+                return place.server.children().get("engine-0", dead) != dead and place.ready_again
+
+            until(back, BACK)
+            fault = faults.disarm()
+            assert fault and where in fault.place, f"{fault}: {number}"
+            assert place.check() == [], fault
+        assert "Traceback" not in place.server.log()
+        assert place.stop() == 0, place.server.log()
+    shutil.rmtree(folder)
 
 
 def test_an_engine_that_never_gets_a_thread_ends_the_server(place: Scenario, faults: InsideFaults) -> None:

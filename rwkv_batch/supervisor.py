@@ -34,8 +34,8 @@ from rwkv_batch.processes.listening import CannotListen, probe
 from rwkv_batch.processes.pulse import Pulse
 from rwkv_batch.processes.streams import keep_streams
 from rwkv_batch.processes.supervised import FrontendPlace
-from rwkv_batch.wire.host import homes
 from rwkv_batch.wire.host.merging import serving_of_all
+from rwkv_batch.wire.placing import homes
 from rwkv_batch.wire.supervision import (
     Begun,
     CatchUp,

@@ -23,7 +23,7 @@ from routes.responses.tools import as_listed, functions_of, tool_use
 from rwkv_batch.chat import templates
 from rwkv_batch.chat.checkpoints import chat_template
 from rwkv_batch.config import FrontendConfig
-from rwkv_batch.wire.host.placement import TAG
+from rwkv_batch.wire.placing.placement import TAG
 from rwkv_batch.wire.protocol import GenerateRequest, Grammar, SessionTurn
 
 ID = re.compile(RESPONSE_PREFIX + "[0-9a-f]{32}")

@@ -55,7 +55,7 @@ def _open_url(config: EngineConfig, limit: int | None) -> SessionStore:
         packages.load("--state-db with a URL needs", packages.CLUSTER, "psycopg")
     except packages.PackageError as error:
         raise StoreError(f"{error}.") from None
-    from rwkv_batch.state.postgres.schema import schema_of
+    from rwkv_batch.state.postgres.database.schema import schema_of
     from rwkv_batch.state.postgres.store import PostgresStore
 
     assert config.state_db

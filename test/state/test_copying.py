@@ -14,7 +14,7 @@ from rwkv_batch import sessions
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import HIDDEN, PutModel, PutSession, PutTurn, StoreDocument, Unread
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.state.postgres.schema import schema_of
+from rwkv_batch.state.postgres.database.schema import schema_of
 from rwkv_batch.state.postgres.store import PostgresStore
 
 DAMAGE = "UPDATE turns SET digest = x'00' WHERE id = 1"

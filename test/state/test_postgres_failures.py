@@ -37,10 +37,10 @@ from rwkv_batch.state.entries import (
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.log.protocol import Wanted
 from rwkv_batch.state.log.refreshing import Refresher
-from rwkv_batch.state.postgres import connection
-from rwkv_batch.state.postgres.connection import Database, Outage, PostgresConnection, with_waits
 from rwkv_batch.state.postgres.copying import PostgresContents
-from rwkv_batch.state.postgres.schema import schema_of, settings
+from rwkv_batch.state.postgres.database import connection
+from rwkv_batch.state.postgres.database.connection import Database, Outage, PostgresConnection, with_waits
+from rwkv_batch.state.postgres.database.schema import schema_of, settings
 from rwkv_batch.state.postgres.store import PostgresStore
 
 GATE = 77  # of the advisory lock for which commits wait

@@ -39,8 +39,8 @@ from rwkv_batch.state.entries import (
     StoreDocument,
     StoreError,
 )
-from rwkv_batch.state.postgres import schema
-from rwkv_batch.state.postgres.schema import schema_of
+from rwkv_batch.state.postgres.database import schema
+from rwkv_batch.state.postgres.database.schema import schema_of
 from rwkv_batch.state.postgres.store import PostgresStore
 from rwkv_batch.state.sql.tables import id_of_model
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_placement import UNTIMED, placement
 
-from rwkv_batch.wire.host import homes
-from rwkv_batch.wire.host.homes import SPAN_SECONDS, SPANS, WAYS, Homes
+from rwkv_batch.wire.placing import homes
+from rwkv_batch.wire.placing.homes import SPAN_SECONDS, SPANS, WAYS, Homes
 
 NAMES = [f"session {number}" for number in range(30)]
 

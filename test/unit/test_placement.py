@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from routes.responses.prepare import new_id, state_key
-from rwkv_batch.wire.host.homes import SPAN_SECONDS, SPANS, Homes, size_for
-from rwkv_batch.wire.host.placement import NoEngine, Placed, Placement
+from rwkv_batch.wire.placing.homes import SPAN_SECONDS, SPANS, Homes, size_for
+from rwkv_batch.wire.placing.placement import NoEngine, Placed, Placement
 from rwkv_batch.wire.protocol import GenerateRequest, SessionTurn
 
 MODEL = "rwkv"

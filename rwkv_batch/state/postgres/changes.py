@@ -34,8 +34,8 @@ from rwkv_batch.state.entries import (
     Stamp,
     StoreDocument,
 )
-from rwkv_batch.state.postgres import rows
-from rwkv_batch.state.postgres.connection import Database
+from rwkv_batch.state.postgres.database import rows
+from rwkv_batch.state.postgres.database.connection import Database
 from rwkv_batch.state.sql.tables import OF_THIS_KEY, encoded, id_of_model, moved
 
 CHAIN = 500  # turns that are looked at together when a session goes

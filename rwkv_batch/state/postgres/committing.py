@@ -28,9 +28,9 @@ from rwkv_batch.state.entries import (
     StoreAway,
 )
 from rwkv_batch.state.log.protocol import Outcome
-from rwkv_batch.state.postgres import rows
 from rwkv_batch.state.postgres.changes import GroupChanges, apply, conflict, lock_sessions
-from rwkv_batch.state.postgres.connection import HELD, Database, PostgresConnection, Renew
+from rwkv_batch.state.postgres.database import rows
+from rwkv_batch.state.postgres.database.connection import HELD, Database, PostgresConnection, Renew
 from rwkv_batch.state.sql.tables import encoded
 
 ATTEMPTS = 10  # of a transaction that others have kept from being carried out

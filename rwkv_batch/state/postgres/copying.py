@@ -8,9 +8,9 @@ import psycopg
 
 from rwkv_batch.state.entries import Session, StoreDocument, Turn
 from rwkv_batch.state.log.contents import Contents, Counted, Model, State, not_empty
-from rwkv_batch.state.postgres import rows, schema
 from rwkv_batch.state.postgres.changes import put_model
-from rwkv_batch.state.postgres.connection import Database, explained, with_waits
+from rwkv_batch.state.postgres.database import rows, schema
+from rwkv_batch.state.postgres.database.connection import Database, explained, with_waits
 from rwkv_batch.state.sql.tables import decoded
 
 T = TypeVar("T")

@@ -40,10 +40,10 @@ from rwkv_batch.state.log import turn_ids
 from rwkv_batch.state.log.protocol import CommitQueue, Committed, Outcome, Wanted
 from rwkv_batch.state.log.recent import RecentReads
 from rwkv_batch.state.log.writer import Writer
-from rwkv_batch.state.postgres import rows, schema
 from rwkv_batch.state.postgres.changes import GroupChanges, put_model
 from rwkv_batch.state.postgres.committing import Transactions
-from rwkv_batch.state.postgres.connection import (
+from rwkv_batch.state.postgres.database import rows, schema
+from rwkv_batch.state.postgres.database.connection import (
     STOPPED_MS,
     Database,
     Outage,

@@ -16,10 +16,10 @@ from rwkv_batch.wire.client import UNKNOWN, Client, Job, MakeJob
 from rwkv_batch.wire.commands import Command, RemoveDocument, SessionHistory
 from rwkv_batch.wire.host.every_engine import NONE_SERVES, EveryEngine
 from rwkv_batch.wire.host.finishing import finish
-from rwkv_batch.wire.host.homes import shared
 from rwkv_batch.wire.host.merging import accepted_whole, part_of, serving_of_all
-from rwkv_batch.wire.host.placement import NoEngine, Placed, Placement, key_of
 from rwkv_batch.wire.host.turns import Change
+from rwkv_batch.wire.placing.homes import shared
+from rwkv_batch.wire.placing.placement import NoEngine, Placed, Placement, key_of
 from rwkv_batch.wire.protocol import (
     Accepted,
     CommandReply,

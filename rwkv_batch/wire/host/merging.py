@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from rwkv_batch.wire.host.placement import Placed
 from rwkv_batch.wire.metrics import Series
+from rwkv_batch.wire.placing.placement import Placed
 from rwkv_batch.wire.protocol import (
     Accepted,
     CommandReply,

@@ -9,7 +9,7 @@ import zlib
 from psycopg import errors, sql
 
 from rwkv_batch.state.entries import StoreError
-from rwkv_batch.state.postgres.connection import Database
+from rwkv_batch.state.postgres.database.connection import Database
 
 DEFAULT = "rwkv"  # the schema of the first model's sessions
 MIGRATING = 7_210_868  # of the advisory lock: one server at a time

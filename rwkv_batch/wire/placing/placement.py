@@ -18,7 +18,7 @@ from hashlib import blake2b
 from heapq import heapify, heapreplace
 from typing import NamedTuple
 
-from rwkv_batch.wire.host.homes import Homes
+from rwkv_batch.wire.placing.homes import Homes
 from rwkv_batch.wire.protocol import GenerateRequest, SessionTurn, owned, owner_and_name
 
 TOKENS_OF_ROW = 64  # prompt tokens that cost an engine as much as a row

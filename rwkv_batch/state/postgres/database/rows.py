@@ -5,7 +5,7 @@ from typing import Any
 
 from rwkv_batch.state.entries import REQUEST_ID, Head, RowDamaged, Session, StoreDocument, Turn, pack, unpack
 from rwkv_batch.state.log.protocol import Wanted
-from rwkv_batch.state.postgres.connection import Database
+from rwkv_batch.state.postgres.database.connection import Database
 from rwkv_batch.state.sql.tables import behind, decoded, encoded
 
 SESSION = "key, turn, number, tokens, digest, model, updated"

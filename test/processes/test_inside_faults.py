@@ -26,7 +26,7 @@ POINTS = (
 
 
 # Of an engine of two: how many of its threads can be started before one cannot, and where that is started.
-POINTS_OF_TWO = ((0, "loading_libraries"), (3, "jobs.py"), (4, "link.py"))
+POINTS_OF_TWO = ((0, "loading_libraries"), (1, "link.py"), (3, "jobs.py"))
 
 
 @pytest.fixture

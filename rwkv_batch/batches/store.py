@@ -65,6 +65,7 @@ class BatchStore:
         self._folder, self.quota = Path(folder), quota
         self._lock = threading.RLock()
         self._left: list[Path] = []  # files that could not be removed
+        self._rests: dict[str, float] = {}  # files that nobody knows, and when they were written last
         try:
             _make_folder(self._folder)
             with contextlib.ExitStack() as on_error:
@@ -304,12 +305,17 @@ class BatchStore:
             f"({_marks(UNDER_WAY)}))",
             *UNDER_WAY,
         )
+        # Where the clock has been set, the file of an upload that is under way is as old: it grows until the
+        # next look, or is known by then.
+        seen, self._rests = self._rests, {}
         known = {name for (name,) in self._rows("SELECT id FROM files")}
         for path in self._folder.iterdir():
             if OURS.fullmatch(path.name) and path.name not in known:
                 with contextlib.suppress(FileNotFoundError):
-                    if path.stat().st_mtime < now - 86400:
-                        self._remove(path)
+                    if (written := path.stat().st_mtime) < now - 86400:
+                        self._rests[path.name] = written
+                        if seen.get(path.name) == written:
+                            self._remove(path)
 
     # The database
 

@@ -459,8 +459,22 @@ def test_what_a_killed_process_has_left_goes_and_what_is_not_ours_stays(store: B
     for path in store.path("").iterdir():
         os.utime(path, (0, 0))
     store.expire(days=30)
+    store.expire(days=30)
     assert store.done(name) == set() and store.path(kept).exists() and store.path(foreign).exists()
     assert not store.path(lost).exists() and not store.path(f"{lost}.part").exists()
+
+
+def test_an_upload_goes_on_where_the_clock_is_set_by_days_meanwhile(store: BatchStore):
+    def write(path: Path) -> int:
+        with path.open("wb", buffering=0) as file:
+            file.write(b"x")
+            os.utime(path, (0, 0))  # as it is by the new time
+            store.expire(days=30)
+            return 1 + file.write(b"y")
+
+    file = store.add_file(file_of(None, "rows.jsonl"), write)
+    store.expire(days=30)
+    assert store.path(file.id).read_bytes() == b"xy"
 
 
 def test_one_process_runs_the_batches_of_a_folder(store: BatchStore):

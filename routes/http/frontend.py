@@ -34,6 +34,7 @@ NO_REPLY = "The engine does not answer; try again in a moment."
 SHUT_DOWN = "The server is shutting down; try again in a moment."
 CUT_OFF_WITHIN = 1.0  # seconds that the last events of requests that are cut off may take
 ANSWERED_WITHIN = 60.0  # seconds; a command may have to read a state from disk behind others
+READ_WITHIN = 3600.0  # the same for one that reads a file, whose disk may be slow
 CROWD = 32  # live streams from which on events are joined
 STALLED = 10.0  # seconds after which a stream that nobody reads ends for a new one, where there is no room
 

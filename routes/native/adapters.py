@@ -16,7 +16,7 @@ from routes.http.adapters import adapters_of, missing
 from routes.http.admin import admin_json, checkpoint_inside
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest, json_response, text_response
-from routes.http.frontend import Frontend
+from routes.http.frontend import READ_WITHIN, Frontend
 from routes.http.model_field import read_model
 from routes.http.schemas import MAX_SESSION_ID, RequestBody
 from routes.native.schemas import Real
@@ -143,7 +143,7 @@ async def _load(
     command = LoadAdapter(
         uuid.uuid4().hex, name, str(file), scaling.adapter_alpha, scaling.adapter_scaling, to_model=model
     )
-    return (await front.ask(command)).adapters[0]
+    return (await front.ask(command, READ_WITHIN)).adapters[0]
 
 
 async def _remove(front: Frontend, model: str, name: str) -> bool:

@@ -20,7 +20,7 @@ from routes.http.access import authorized_json, demand_access
 from routes.http.admin import admin_json, file_inside
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest, json_response
-from routes.http.frontend import Frontend
+from routes.http.frontend import READ_WITHIN, Frontend
 from routes.http.model_field import ask_model, read_model
 from routes.http.schemas import MAX_SESSION_ID, PLAIN_ID, RequestBody
 from routes.http.start_states import DEFAULTS, TEMPLATE, describe, is_member
@@ -207,7 +207,7 @@ async def put(
 ) -> StartStateInfo:
     encoded = json.dumps(description).encode()
     command = PutStartState(uuid.uuid4().hex, name, file, layout, encoded, to_model=model)
-    return (await front.ask(command)).start_states[0]
+    return (await front.ask(command, READ_WITHIN)).start_states[0]
 
 
 def _drop(file: str) -> None:

@@ -40,6 +40,15 @@ def load(http, name="capitals", path="capitals.pth", **fields):
     return http.post(LOAD, json={"lora_name": name, "lora_path": path} | fields)
 
 
+def test_a_file_on_a_slow_disk_is_waited_for(folder):
+    """Else the client would hear of a failure, and the adapter be there a moment later."""
+    with FrontendProcess(models=str(folder), patches={"routes.http.frontend.ANSWERED_WITHIN": 0.4}) as slow:
+        assert load(slow.http, "late").status_code == 200
+        form = {"state_id": "late"}
+        state = slow.http.post("/v1/state/upload", files={"file": ("a.pth", b"state")}, data=form)
+        assert state.status_code == 200 and state.json()["state_id"] == "late"
+
+
 def test_what_vllms_clients_do(http, server, folder):
     reply = load(http, adapter_alpha="32")
     assert (reply.status_code, reply.text) == (200, "Success: LoRA adapter 'capitals' added successfully.")

@@ -485,7 +485,11 @@ class Supervisor:
         self._broadcast(Drain(seconds))
         deadline = time.monotonic() + seconds + CUT_OFF_SECONDS
         frontends = {frontend.process.sentinel for frontend in self._frontends}
-        engines = {engine.child.process.sentinel: engine for engine in self._living}
+        for engine in self._living:
+            if engine.serving is None:  # it loads, and has nothing to store
+                engine.child.process.kill()
+                engine.killed = True
+        engines = {engine.child.process.sentinel: engine for engine in self._living if not engine.killed}
         while frontends and (left := deadline - time.monotonic()) > 0:
             writers = [child.process.sentinel for child in self._databases.children]
             ready = set(wait([self._signals, *engines, *frontends, *writers], self._databases.within(left)))
@@ -504,10 +508,7 @@ class Supervisor:
                 self._lose(engine)
             frontends -= ready
         for engine in self._living:
-            if self._began and engine.serving is None:  # it is starting again, and has nothing to store
-                engine.child.process.kill()
-            else:
-                engine.child.send(Stop())
+            engine.child.send(Stop())
         self._await_end([engine.child for engine in self._living if not engine.killed], self._databases)
         self._await_end(self._databases.stop())
         return 0

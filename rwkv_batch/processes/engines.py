@@ -32,7 +32,7 @@ class EngineProcess(Supervised):
         self.held: Serving | None = None  # what it would serve, until a change of the others is over
         self.missing: list[bytes] = []  # changes that the others have made since its process was started
         self.deaf = False  # its process is ending, or should have ended
-        self.killed = False  # its process has been, as it hung, and may take long to end
+        self.killed = False  # its process has been, as it hung or loaded, and may take long to end
         self.absent = False  # there can be no process now, which is tried again
         self.pulse = pulse
 

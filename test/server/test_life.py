@@ -93,6 +93,13 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(ending: Server):
     assert ending.process.wait(DEADLINE) == 0
 
 
+def test_a_server_that_is_ended_while_it_loads_does_not_load_on():
+    server = Server("--device", "cpu", "--frontends", "1", wait=False)
+    until(lambda: "engine" in server.children())
+    assert server.stop() == 0
+    assert "draining" in server.log() and "rows that run at once" not in server.log()
+
+
 def test_the_drain_deadline_cuts_requests_off_with_an_error_event():
     server = Server("--device", "cpu", "--frontends", "1", "--drain-seconds", "1")
     with httpx.stream(

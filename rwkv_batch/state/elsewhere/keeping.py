@@ -19,7 +19,7 @@ from rwkv_batch.state import images
 from rwkv_batch.state.elsewhere.image_index import ImageIndex
 from rwkv_batch.state.elsewhere.objects import Objects
 from rwkv_batch.state.elsewhere.whereabouts import Whereabouts
-from rwkv_batch.state.entries import PutImage, RowDamaged, StoreError
+from rwkv_batch.state.entries import PutImage, RowDamaged, StoreAway, StoreError, Unread
 
 MOST_WAITING = 1024  # images that wait to be copied; the oldest are left out
 WRITE_SECONDS = 60.0  # for an object
@@ -129,6 +129,12 @@ class Keeper(threading.Thread):
         assert self._objects
         try:
             data = images.read(self._index.states, image.turn, pinned=False).numpy().tobytes()
+        except Unread as error:
+            with self._changed:
+                if image.turn in self._waiting:
+                    self._waiting.move_to_end(image.turn)
+            reason = getattr(error.__cause__, "strerror", None) or error
+            raise StoreAway(f"A state cannot be copied to the image store now ({reason}).") from error
         except RowDamaged:  # others have needed its room
             return
         if not self._whereabouts.begin(image.turn, self._objects.url, len(data)):

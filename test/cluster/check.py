@@ -54,7 +54,8 @@ from deploy.cluster.haproxy import configuration  # noqa: E402
 from deploy.cluster.servers import DIRECTORY, NAMESPACE  # noqa: E402
 
 MOST_FAILED = 0.01  # of the requests
-LONGEST_GAP = 5.0  # seconds
+LONGEST_GAP = 5.0  # seconds in which this process ran
+TICK, STANDSTILL = 0.1, 0.5  # seconds between two looks at the clock, and what counts at most of them
 GREEDY = {
     "temperature": 0,
     "alpha_presence": 0,
@@ -75,11 +76,32 @@ class Lost(Exception):
         self.begun = begun
 
 
+class RunningClock:
+    """Seconds in which this process ran. Where the machine stops for a while, nobody can be answered."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ran, self._looked = 0.0, time.monotonic()
+        threading.Thread(target=self._tick, daemon=True).start()
+
+    def now(self) -> float:
+        with self._lock:
+            before, self._looked = self._looked, time.monotonic()
+            self._ran += min(self._looked - before, STANDSTILL)
+            return self._ran
+
+    def _tick(self) -> None:
+        while True:
+            time.sleep(TICK)
+            self.now()
+
+
 @dataclass
 class Load:
     """What the clients have done. `said`: prompts and texts by session."""
 
     url: str
+    clock: RunningClock = field(default_factory=RunningClock)
     said: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     answered: list[float] = field(default_factory=list)  # when
     failed: list[Lost] = field(default_factory=list)
@@ -113,7 +135,7 @@ class Load:
             time.sleep(pause)
         now = time.monotonic()
         with self.lock:
-            self.answered.append(now)
+            self.answered.append(self.clock.now())
             self.longest = max(self.longest, now - began)
             self.said.setdefault(session, []).append((prompt, text))
 

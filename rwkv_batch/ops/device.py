@@ -58,7 +58,8 @@ def find_devices(names: str) -> list[torch.device]:
 def describe(device: torch.device) -> str:
     """For people: its name, and how many threads a CPU uses."""
     if device.type == "cpu":
-        return f"cpu ({torch.get_num_threads()} threads)"
+        threads = torch.get_num_threads()
+        return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
     return f"{device} ({torch.cuda.get_device_name(device)})"
 
 

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from checkpoints import tiny
+from cpu_models import torch_threads
 
 from bench.make_checkpoint import random_checkpoint, random_rwkv6, random_rwkv7a
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
 from rwkv_batch.model.stages import layers_of_stages
 from rwkv_batch.ops.cpu import binding
-from rwkv_batch.ops.device import DeviceError
+from rwkv_batch.ops.device import DeviceError, describe
 from rwkv_batch.ops.low_rank import readout_adapter
 from rwkv_batch.runner.protocol import AdapterRoom, Batch, NewRow
 from rwkv_batch.runner.torch_runner import TorchRunner
@@ -112,3 +113,9 @@ def test_embedding_and_head_count_as_layers(layers, width, vocab, stages, sizes)
     checkpoint = replace(tiny(), layers=layers, width=width, vocab=vocab)
     parts = layers_of_stages(checkpoint, stages)
     assert [len(part) for part in parts] == sizes and [n for part in parts for n in part] == [*range(layers)]
+
+
+@pytest.mark.parametrize("count, shown", [(1, "cpu (1 thread)"), (2, "cpu (2 threads)")])
+def test_what_is_said_of_a_cpu(count: int, shown: str):
+    with torch_threads(count):
+        assert describe(torch.device("cpu")) == shown

@@ -52,7 +52,7 @@ async def read_model(front: Frontend, http: HttpRequest, fields: Json) -> Named:
         if asked in [adapter.name for adapter in reply.adapters]:
             return Named(model, asked)
     served = ", ".join(list(front.models)[:20])
-    message = f"There is no model {asked[:60]} here; served are {served}."
+    message = f"There is no model {asked[:60]} here; this server has {served}."
     raise ApiError(404, message, param="model", code="model_not_found")
 
 

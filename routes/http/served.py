@@ -63,6 +63,6 @@ async def served_in_path(front: Frontend, http: HttpRequest) -> Served:
     if found is None:
         names = ", ".join([each.name for each in served][:20])
         raise ApiError(
-            404, f"There is no model {asked[:60]} here; served are {names}.", code="model_not_found"
+            404, f"There is no model {asked[:60]} here; this server has {names}.", code="model_not_found"
         )
     return found

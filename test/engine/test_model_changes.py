@@ -279,7 +279,7 @@ class TestOverADeviceThatIsAhead:
 
 @pytest.mark.parametrize(
     ("name", "reason", "words"),
-    [("one", "invalid", "only model"), ("nobody", "not_found", "served are one")],
+    [("one", "invalid", "only model"), ("nobody", "not_found", "here; this server has one.")],
 )
 def test_a_model_that_cannot_be_removed_stays(driver, name, reason, words):
     reply = driver.change(RemoveModel("r", name))

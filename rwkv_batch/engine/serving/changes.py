@@ -101,7 +101,7 @@ class ModelChanges:
             self._under_way = f"The model {name} is being loaded"
             work = partial(self._load, key, name, command)
         elif command.name not in names:
-            message = f"There is no model {command.name[:60]} here; served are {', '.join(names)}."
+            message = f"There is no model {command.name[:60]} here; this server has {', '.join(names)}."
             return self._models.reply(key, Rejected(command.id, "not_found", message))
         elif len(names) == 1:
             message = f"{command.name} is the only model; load another one before it is removed."

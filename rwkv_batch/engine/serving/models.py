@@ -375,7 +375,7 @@ class Models:
                 return None
         member = self._named.get(name)
         if member is None:
-            text = f"There is no model {name[:60]} here; served are {', '.join(self._named)}."
+            text = f"There is no model {name[:60]} here; this server has {', '.join(self._named)}."
             self.reply(key, Rejected(key[1], "not_found", text))
         return member
 

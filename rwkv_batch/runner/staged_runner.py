@@ -142,7 +142,7 @@ class StagedRunner:
         self.sampler = CudaSampler(
             slots, self.model.checkpoint.vocab, self.device, self._sampler, architecture
         )
-        self._back = Handover(self.device, self.devices[0], _parcel_bytes(rows), TURNS)
+        self._back = Handover("draws", self.device, self.devices[0], _parcel_bytes(rows), TURNS)
         run_largest_step(self.model.forward, self.states, rows, prefill_tokens)
         launch_all_kernels(self, rows, few=late)
 

@@ -1,6 +1,7 @@
 """Stages over the kernels draw what one GPU draws, and leave its states, bit for bit.
 
-With one GPU both stages are on it, and with two on both. Under --emulated some tests run on a CPU.
+With one GPU all stages are on it, and with more on these in turn: the first and the third on the first of
+two. Under --emulated some tests run on a CPU.
 """
 
 from functools import partial
@@ -32,8 +33,8 @@ on_gpu = pytest.mark.usefixtures("graphs")
 ROOM = AdapterRoom(1, 16)
 EMULATED = DEVICE == "cpu"
 VOCAB, LAYERS, WIDTH = (64, 3, 64) if EMULATED else (512, 5, 128)
-GPUS = [torch.device("cuda", number % max(torch.cuda.device_count(), 1)) for number in range(3)]
-GPUS = [torch.device("cpu")] * 3 if EMULATED else GPUS
+GPUS = [torch.device("cuda", number % max(torch.cuda.device_count(), 1)) for number in range(4)]
+GPUS = [torch.device("cpu")] * 4 if EMULATED else GPUS
 MODELS = {
     "rwkv7": lambda: tiny(LAYERS, WIDTH, VOCAB),
     "rwkv7a": lambda: from_tensors("7a", random_rwkv7a(LAYERS, WIDTH, VOCAB)),
@@ -126,21 +127,21 @@ def drawn(runner: Runner, adapted: bool = False) -> list[object]:
 
 
 @pytest.mark.parametrize("wkv", [torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("stages", [2, 3] if EMULATED else [2, 3, 4])
 @pytest.mark.parametrize("model", MODELS)
 def test_draws_and_states_are_those_of_one_gpu(model, stages, wkv):
     checkpoint = MODELS[model]()
     assert drawn(in_stages(checkpoint, stages, wkv)) == drawn(one_gpu(checkpoint, wkv))
 
 
-@pytest.mark.parametrize("divided", [2] if EMULATED else [2, 3])
+@pytest.mark.parametrize(("stages", "divided"), [(2, 2)] if EMULATED else [(2, 2), (2, 3), (4, 4)])
 @pytest.mark.parametrize("model", ["rwkv6"] if EMULATED else ["rwkv7", "rwkv7a", "rwkv6", "int8"])
 @pytest.mark.usefixtures("small_groups")
-def test_groups_change_nothing_where_rows_do_not_depend_on_each_other(model, divided):
+def test_groups_change_nothing_where_rows_do_not_depend_on_each_other(model, stages, divided):
     """Nor do prompts that are cut for them."""
     checkpoint = MODELS[model]()
     whole = one_gpu(checkpoint, torch.float32, True)
-    assert drawn(in_stages(checkpoint, 2, torch.float32, True, divided)) == drawn(whole)
+    assert drawn(in_stages(checkpoint, stages, torch.float32, True, divided)) == drawn(whole)
 
 
 @on_gpu
@@ -157,8 +158,9 @@ def test_an_adapter_changes_the_layers_of_every_stage(late):
 
 
 @on_gpu
-def test_many_rows_in_groups_draw_what_they_draw_alone():
-    """100 rows in two groups, of which rows end and others begin; a step is queued before the last one."""
+@pytest.mark.parametrize("stages", [2, 4])
+def test_many_rows_in_groups_draw_what_they_draw_alone(stages):
+    """100 rows in groups, of which rows end and others begin; a step is queued before the last one."""
     checkpoint = tiny(4, WIDTH, VOCAB)
 
     def texts(runner: Runner) -> dict[int, list[int]]:
@@ -187,7 +189,7 @@ def test_many_rows_in_groups_draw_what_they_draw_alone():
         return ids[: ends[0]] if ends else ids
 
     whole = texts(one_gpu(checkpoint, torch.float32, True, 100))
-    staged = texts(in_stages(checkpoint, 2, torch.float32, True, 2, 100))
+    staged = texts(in_stages(checkpoint, stages, torch.float32, True, stages, 100))
     assert {s: until_stop(ids) for s, ids in staged.items()} == {s: until_stop(i) for s, i in whole.items()}
 
 
@@ -263,7 +265,7 @@ def test_what_is_handed_over_is_what_was_sent():
     """However long either side takes; parcels are not overwritten before they are read."""
     source, target = GPUS[0], GPUS[1]
     aside = torch.cuda.Stream(target)  # so that one GPU has two that work at once
-    handover = Handover(source, target, handover_bytes(4 << 20, 4), 2)
+    handover = Handover("test", source, target, handover_bytes(4 << 20, 4), 2)
     found = []
     for number in range(40):
         with torch.cuda.device(source):

@@ -66,8 +66,9 @@ class StagedCuda:
         """The states of so many slots, and all that steps over them need. most_tokens: of a step."""
         parts = [model.new_states(slots, wkv_dtype) for model in self.models]
         nbytes = self._parcel_bytes(rows, most_tokens)
-        for source, target in pairwise(self.models):
-            self._handovers.append(Handover(source.device, target.device, nbytes, TURNS))
+        for number, (source, target) in enumerate(pairwise(self.models), 1):
+            way = f"to stage {number}"
+            self._handovers.append(Handover(way, source.device, target.device, nbytes, TURNS))
         for model, states in zip(self.models, parts, strict=True):
             with torch.cuda.device(model.device):
                 if adapters[0]:

@@ -1,7 +1,10 @@
 """Tensors on their way from one GPU to another, so that neither waits for the other while it has work.
 
-They are packed on the source's stream, copied on a stream of the copies' own, by peer access where there is
+They are packed on the source's stream, copied on streams of this way's own, by peer access where there is
 (torch enables it), through the host's memory elsewhere, and read on the target's stream. Both may be one GPU.
+
+A copy between two GPUs waits on a stream of each, and what is queued behind it there waits too. So no two
+ways share a stream: the copy of draws that are yet to be made would hold up what the first stage hands on.
 """
 
 from collections.abc import Sequence
@@ -25,11 +28,16 @@ class Parcel:
 
 
 class Handover:
-    """From one GPU to another, through memory for some parcels under way. All calls belong on one thread."""
+    """A way from one GPU to another, with memory for some parcels. All calls belong on one thread."""
 
-    def __init__(self, source: torch.device, target: torch.device, nbytes: int, turns: int) -> None:
-        """nbytes: of a parcel, at most; see `handover_bytes`. turns: how many are under way, at most."""
+    def __init__(self, way: str, source: torch.device, target: torch.device, nbytes: int, turns: int) -> None:
+        """way: which of a model's. nbytes: of a parcel, at most; see `handover_bytes`.
+
+        turns: how many parcels are under way, at most.
+        """
         self.source, self.target = source, target
+        # The same one where both are one GPU.
+        self._leaving, self._arriving = (stream_for(gpu, f"handing on {way}") for gpu in (source, target))
         self._packed = torch.empty(turns, nbytes, dtype=torch.uint8, device=source)
         self._landed = torch.empty(turns, nbytes, dtype=torch.uint8, device=target)
         # By turn: it is packed; it has arrived; it has been read. An event that was never recorded is past.
@@ -46,11 +54,10 @@ class Handover:
         for tensor, place in zip(tensors, _views(self._packed[turn], tensors, ends), strict=True):
             place.copy_(tensor, non_blocking=True)
         self._made[turn].record(here)
-        leaving, arriving = (stream_for(device, "handing on") for device in (self.source, self.target))
-        leaving.wait_event(self._made[turn])
-        arriving.wait_event(self._read[turn])
-        self._copy(turn, ends[-1], leaving, arriving)
-        self._arrived[turn].record(arriving)
+        self._leaving.wait_event(self._made[turn])
+        self._arriving.wait_event(self._read[turn])
+        self._copy(turn, ends[-1], self._leaving, self._arriving)
+        self._arrived[turn].record(self._arriving)
         return Parcel(_views(self._landed[turn], tensors, ends), turn)
 
     def _copy(self, turn: int, nbytes: int, leaving: torch.cuda.Stream, arriving: torch.cuda.Stream) -> None:

@@ -43,7 +43,10 @@ class Groups:
             self._of = dict.fromkeys(batch.slots, 0)
             return [[Piece(row, 0, batch.counts[row]) for row in rows]]
         groups = [[Piece(row, 0, 1) for row in group] for group in self._keep(batch.slots, singles, number)]
-        _fill(groups, batch.counts, longer)
+        _fill(groups, batch.counts, [row for row in longer if batch.counts[row] >= 2 * CUT])
+        _add(groups, batch.counts, [row for row in longer if batch.counts[row] < 2 * CUT])
+        # Where a row draws; in a group before it, its next step would wait until that one is over.
+        self._of = {batch.slots[piece.row]: place for place, group in enumerate(groups) for piece in group}
         return [sorted(group, key=lambda piece: piece.row) for group in groups if group]
 
     def _keep(self, slots: Sequence[int], singles: list[int], number: int) -> list[list[int]]:
@@ -61,8 +64,19 @@ class Groups:
             groups = [group[:most] for group in groups]
             for row in moved:
                 min(groups, key=len).append(row)
-        self._of = {slots[row]: place for place, group in enumerate(groups) for row in group}
         return groups
+
+
+def _add(groups: list[list[Piece]], counts: Sequence[int], short: list[int]) -> None:
+    """Prompts that are not cut, each into the first of the groups with the fewest tokens.
+
+    A row that moves to a later group for its next step costs no wait, as that group passes the stages later.
+    """
+    held = [sum(piece.count for piece in group) for group in groups]
+    for row in short:
+        place = held.index(min(held))
+        groups[place].append(Piece(row, 0, counts[row]))
+        held[place] += counts[row]
 
 
 def _fill(groups: list[list[Piece]], counts: Sequence[int], longer: list[int]) -> None:

@@ -63,6 +63,21 @@ def test_a_long_prompt_passes_in_chunks_beside_rows_that_decode():
     assert max(sizes) - min(sizes) <= 2 * groups.CUT and sum(sizes) == 4064
 
 
+@pytest.mark.parametrize("length", [40, 200, 4000])
+def test_a_row_that_has_begun_goes_on_in_the_group_where_it_drew(length):
+    divided, others = Groups(4), dict.fromkeys(range(128), 1)
+    began = slots_of(batch := step({**others, 200: length}), divided.divide(batch))
+    goes_on = slots_of(batch := decoding([*others, 200]), divided.divide(batch))
+    drew = max(place for place, group in enumerate(began) if 200 in group)
+    assert [200 in group for group in goes_on] == [place == drew for place in range(4)]
+
+
+def test_short_prompts_are_divided_evenly():
+    batch = step({**dict.fromkeys(range(64), 1), **dict.fromkeys(range(100, 140), 20)})
+    sizes = [sum(piece.count for piece in group) for group in Groups(4).divide(batch)]
+    assert max(sizes) - min(sizes) <= 20 and sum(sizes) == 64 + 40 * 20
+
+
 @settings(deadline=None)
 @given(
     st.lists(

@@ -4,6 +4,7 @@ The unit of time is what a stage needs for a group of decoding rows. The GPUs ta
 for copies from one to another.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -78,3 +79,23 @@ def test_the_chunks_of_prompts_follow_each_other(cuda, devices, chunks, prompts)
     (time,) = landed(cuda, begun(cuda, devices, 1), [batch])
     chunk = tokens / chunks / GROUP
     assert time == pytest.approx((chunks + stages - 1) * chunk + (stages - 1) * COPY)
+
+
+@pytest.mark.parametrize("devices", [[0, 1], FOUR], ids=str)
+def test_rows_that_begin_hold_up_no_group(cuda, devices):
+    """One in each step, with a prompt of 8 tokens, in place of one that has ended."""
+    stages, steps = len(devices), 40
+    rows = stages * GROUP
+    runner, flying, times = begun(cuda, devices, stages), deque[Draws](), []
+    for step in range(steps):
+        new = 37 * step % rows
+        runner.begin(new, NewRow(Sampling(), 1, new, ()))
+        slots = [*(slot for slot in range(rows) if slot != new), new]
+        batch = Batch([LAST] * (rows - 1) + [5] * 8, [1] * (rows - 1) + [8], slots, list(range(rows)))
+        flying.append(runner.run(batch))
+        if len(flying) > 1:
+            flying.popleft().wait()
+            times.append(cuda.host.time)
+    each = (times[-1] - times[0]) / (len(times) - 1)
+    # Each group is as large as the largest, at most: no step waits for a group that comes after its own.
+    assert each < stages * (1 + 8 / GROUP)

@@ -156,6 +156,9 @@ def main() -> None:
         "--stages", type=int, default=1, help="run the layers in so many stages, on several GPUs if there are"
     )
     parser.add_argument(
+        "--stage-devices", help="the GPUs of the stages instead, one for each: 0,0,1,1 are four on two GPUs"
+    )
+    parser.add_argument(
         "--through-host", action="store_true", help="with --stages: hand over by pinned memory of the host"
     )
     parser.add_argument("--graphs", action="store_true", help="the model's kernels alone, without the engine")
@@ -179,6 +182,10 @@ def main() -> None:
             FAMILIES[args.family](*ALL_SIZES[args.size], device="cuda"),
         )
     )
+    # On as many GPUs as there are, and on the first one again where there are fewer.
+    gpus = [stage % torch.cuda.device_count() for stage in range(args.stages)]
+    if args.stage_devices:
+        gpus = [int(number) for number in args.stage_devices.split(",")]
     batches = [int(rows) for rows in args.batches.split(",") if rows]
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.prefill.split(",") if shape]
     bandwidth, work = copy_bandwidth(), Work.from_checkpoint(weights)
@@ -198,7 +205,7 @@ def main() -> None:
                 max((rows * length for rows, length in shapes), default=4096),
                 args.backend,
                 args.batch_invariant,
-                args.stages,
+                gpus,
             )
         )
         print(json.dumps(environment()))

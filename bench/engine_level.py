@@ -4,6 +4,7 @@ import gc
 import random
 import statistics
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -31,13 +32,12 @@ class Through:
         prefill_tokens: int,
         backend: str,
         batch_invariant: bool = False,
-        stages: int = 1,
+        gpus: Sequence[int] = (0,),
     ) -> None:
-        """stages: on as many of the GPUs as there are, on the first one again where there are fewer."""
-        gpus = [f"cuda:{stage % torch.cuda.device_count()}" for stage in range(stages)]
+        """gpus: of the model's stages, in their order; one may have several."""
         self.engine = Engine(
             weights,
-            device="+".join(gpus),
+            device="+".join(f"cuda:{number}" for number in gpus),
             backend=backend,
             max_rows=rows,
             wkv=None if batch_invariant else wkv,

@@ -341,7 +341,7 @@ def command_line() -> argparse.ArgumentParser:
         "--draft-model",
         metavar="P",
         help="a smaller model with the same vocabulary that guesses for the first one where its text has no "
-        "draft; on a CPU; needs --speculate (default: none)",
+        "draft; on a CPU or an NVIDIA GPU; needs --speculate (default: none)",
     )
     flag(
         "--threads",

@@ -42,7 +42,7 @@ from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
 from rwkv_batch.runner.loading import LoadedModel, load_model
 from rwkv_batch.runner.protocol import Runner
-from rwkv_batch.runner.speculation.draft_model import load_draft
+from rwkv_batch.runner.speculation.draft_loading import load_draft
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.starts.prefix_cache import PrefixCache

@@ -76,6 +76,7 @@ class CudaRunner:
     dtype = CudaModel.dtype
     one_row: OneRow | None = None
     verify: VerifySteps | None = None  # where rows may have drafts
+    beside = 0  # bytes that are held for another model, one that guesses for this one
 
     def __init__(
         self,
@@ -107,7 +108,8 @@ class CudaRunner:
         if self._drafted:
             drafts = self._drafted.verify_bytes(self._wkv_dtype, self.spare)
             drafts += MOST_TOKENS * LOGITS_COPIES * 4 * shape.vocab
-        return reserve_bytes(self.device) + slots * slot_bytes + logits + steps + one_row + drafts
+        held = reserve_bytes(self.device) + self.beside
+        return held + slots * slot_bytes + logits + steps + one_row + drafts
 
     def allocate(self, rows: int, idle_slots: int, prefill_tokens: int, late: bool = False) -> None:
         slots = rows + idle_slots

@@ -1,58 +1,19 @@
 """Drafts over a runner whose steps are queued before it is known what the one before has drawn."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import pytest
 from ahead import LateRunner
+from late_drafts import verifier_of
 
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.speculation import drafting
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.torch_model import TorchModel
 from rwkv_batch.runner import backends
-from rwkv_batch.runner.protocol import LAST, Batch, Runner
-from rwkv_batch.runner.speculation.protocol import KnownVerified, MasksBehind, VerifyUnder
-from rwkv_batch.runner.speculation.torch_verifier import TorchVerifier
-from rwkv_batch.sampling.masks import RowMasks
 from rwkv_batch.wire.protocol import RowDelta, Sampling
 
 TALE = "User: Tell me a story about a dog.\n\nAssistant:"
 GREEDY = Sampling(temperature=0)
-MOST_ROWS = 2
-
-
-@dataclass(frozen=True)
-class LateVerifier(TorchVerifier):
-    """Verifies where all that rows have drawn is known, of a few rows, as the one for CUDA does."""
-
-    @property
-    def most_rows(self) -> int:
-        return MOST_ROWS
-
-    def takes(self, batch: Batch) -> bool:
-        return LAST not in batch.tokens and len(batch.tokens) == len(batch.slots) <= MOST_ROWS
-
-    def feed(self, batch: Batch, drafts: Mapping[int, int]) -> VerifyUnder:
-        runner = self.runner
-        assert isinstance(runner, LateRunner) and LAST not in batch.tokens
-        runner.states.flush(batch.slots)
-        verify = super().feed(batch, drafts)
-
-        def draw(masks: RowMasks | None, after: MasksBehind) -> KnownVerified:
-            found = verify(masks, after)
-            assert isinstance(found, KnownVerified)
-            for place, row in enumerate(batch.draws):
-                drawn = [found.ids[place], *(token for token, _ in found.behind.get(place, ()))]
-                runner.last[batch.slots[row]] = drawn[-1]
-            return found
-
-        return draw
-
-
-def verifier_of(runner: Runner) -> LateVerifier:
-    assert isinstance(runner, LateRunner) and isinstance(runner.model, TorchModel)
-    return LateVerifier(runner, runner.model)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ class DraftCost:
     each: float  # and because it has a token more
     guess: float = 0.0  # what a pass of a draft model takes, for one row
     read: float = 0.0  # and because it has a token more
+    chained: float = 0.0  # what one more pass takes that is queued together with the first
 
     def of_step(self, tokens: int) -> float:
         """What a step of so many tokens takes, without drafts."""
@@ -42,8 +43,12 @@ def draft_cost(
     for count in (1, most):
         batch = Batch(tokens=[END_OF_TEXT] * (1 + count), counts=[1 + count], slots=[0], draws=[0])
         steps.append(partial(_verify, verifier, batch, count))
+    chain = min(draft_model.most_chained, most) if draft_model else 1
     if draft_model:
+        draft_model.begin(0)
         steps += [partial(draft_model.first, {0: [END_OF_TEXT] * count}) for count in (1, READ)]
+        if chain > 1:
+            steps.append(partial(draft_model.first, {0: [END_OF_TEXT]}, passes=chain))
     # What others do on the host meanwhile does not count.
     clock = time.process_time if runner.device.type == "cpu" else time.perf_counter
     several, short, long, *passes = _seconds(steps, clock)
@@ -51,7 +56,9 @@ def draft_cost(
     runner.states.clear([0])
     each = max((long - short) / (most - 1), 0.0) if most > 1 else max(short - one, 0.0)
     guess, read = (passes[0], max(passes[1] - passes[0], 0.0) / (READ - 1)) if passes else (0.0, 0.0)
-    return DraftCost(max(short - one - each, 0.0) / one, each / one, guess / one, read / one)
+    chained = max(passes[2] - guess, 0.0) / (chain - 1) if chain > 1 else 0.0
+    fixed = max(short - one - each, 0.0)
+    return DraftCost(fixed / one, each / one, guess / one, read / one, chained / one)
 
 
 def _plain(runner: Runner) -> tuple[Callable[[], object], int]:

@@ -17,7 +17,9 @@ from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.scheduling.row import DECODING, Row
 from rwkv_batch.engine.speculation.cost import DraftCost, draft_cost
-from rwkv_batch.engine.speculation.guessing import Draft, Guessing, WantedGuesses
+from rwkv_batch.engine.speculation.guessing import LEAST_GAIN as LEAST_GUESSED
+from rwkv_batch.engine.speculation.guessing import Draft, Guessing, Hope, WantedGuesses, hope_of
+from rwkv_batch.ops.device import out_of_memory_as_error
 from rwkv_batch.runner.protocol import Batch
 from rwkv_batch.runner.speculation.draft_model import DraftModel
 from rwkv_batch.runner.speculation.protocol import MasksBehind, Verifier
@@ -41,14 +43,15 @@ def drafting_of(
     guessing = None
     if draft_model:
         slots, shape = len(parts.runner.states), draft_model.checkpoint
-        guessing = Guessing(draft_model, slots)
+        with out_of_memory_as_error("the states of the draft model", parts.runner.device):
+            guessing = Guessing(draft_model, slots)
         log.info(
-            "draft model: %s, %d layers of width %d, %.1f MiB; %.1f MiB for the states of %d slots",
+            "draft model: %s, %d layers of width %d, %.1f MiB; %.1f MiB for its states beside %d slots",
             config.draft_model,
             shape.layers,
             shape.width,
             draft_model.weight_bytes / 2**20,
-            draft_model.slot_bytes * slots / 2**20,
+            draft_model.state_bytes(slots) / 2**20,
             slots,
         )
     cost = draft_cost(parts.runner, verifier, most, draft_model)
@@ -64,9 +67,27 @@ def drafting_of(
             cost.guess,
             cost.read,
         )
+        if cost.chained:
+            log.info("a guess that is queued together with the first costs %.2f of a step", cost.chained)
+        best = hope_of({0: (1.0, most)}, cost, 1.0, guessing.model.most_chained)
+        if parts.runner.run_ahead_stop_ids and not pays_for_waiting(best, cost, 1.0):
+            log.warning(
+                "the draft model is off: here its guesses take longer than they save, even if all are right"
+            )
+            guessing = None
     drafting = Drafting(verifier, most, cost, parts, masks)
     drafting.guessing = guessing
     return drafting
+
+
+def pays_for_waiting(hope: Hope, cost: DraftCost, pace: float) -> bool:
+    """Whether guesses are worth that a device waits for the host, and what a step takes more with drafts.
+
+    pace: what a step draws in the time of a step of one token, as drafts and waiting hold that up.
+    """
+    waiting = (cost.fixed + WAIT) * pace
+    gained = hope.expected - cost.each * pace * LEAST_GAIN * hope.guesses
+    return hope.gain > waiting * LEAST_GUESSED and gained > waiting * LEAST_GAIN
 
 
 class Extended(NamedTuple):
@@ -128,7 +149,23 @@ class Drafting:
             behind = len(tokens) - row.in_flight
             if behind > 0:  # the first ones are those in flight
                 gained += expected - row.in_flight - least * behind
-        return gained > (cost.fixed + WAIT) * pace * LEAST_GAIN
+        return gained > (cost.fixed + WAIT) * pace * LEAST_GAIN or self._worth_guessing(running, pace)
+
+    def _worth_guessing(self, running: Collection[Row], pace: float) -> bool:
+        """Whether rows will have guesses that pay then; see `worth_waiting`."""
+        if self.guessing is None:
+            return False
+        wanted = dict[int, WantedGuesses]()
+        for place, row in enumerate(running):
+            most = min(self._most, row.request.max_tokens - len(row.drawn) - row.in_flight - 1)
+            if row.in_flight and most > 0 and self._lookup(row) is not None:
+                wanted[place] = WantedGuesses(row, most)
+        if not wanted:
+            return False
+        if pays_for_waiting(self.guessing.hope(wanted, self._cost, pace), self._cost, pace):
+            return True
+        self.guessing.rest(wanted)
+        return False
 
     def _drafts(self, decoding: list[Row], tokens: int) -> dict[int, Draft]:
         """The drafts of the rows that decode, by place. tokens: of the step without them."""

@@ -6,7 +6,7 @@ whose guesses are wrong has none for a while, then is tried again.
 """
 
 from bisect import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,7 +35,8 @@ class GuessedRow:
     """What the draft model has read of a row, and how good its guesses were."""
 
     arrival: int  # of the row
-    text: list[int]  # of its prompt, what is read
+    text: list[int]  # of its prompt and of what it had drawn, what is read
+    begun: int  # how many tokens it had drawn
     rate: float  # how often a guess is right
     read: int = 0  # tokens of this text, and behind it of those drawn, that the state has seen
     made: list[Guess] = field(default_factory=list)  # that are not known to be right or wrong
@@ -45,8 +46,9 @@ class GuessedRow:
 
     def unread(self, drawn: list[int]) -> list[int]:
         """What the state has not seen."""
-        begun = self.read - len(self.text)
-        return drawn[begun:] if begun >= 0 else self.text[self.read :] + drawn
+        more = self.read - len(self.text)
+        behind = drawn[self.begun + max(more, 0) :]
+        return behind if more >= 0 else self.text[self.read :] + behind
 
     def chance(self, guess: Guess) -> float:
         """That it is right, if all before it are."""
@@ -56,6 +58,8 @@ class GuessedRow:
     def learn(self, drawn: Sequence[int]) -> list[bool]:
         """The row has drawn these in all. Which of its latest guesses were right, up to a wrong one."""
         found = list[bool]()
+        if len(drawn) <= self.made_at:  # what comes behind them is in flight
+            return found
         for guess, token in zip(self.made, drawn[self.made_at :], strict=False):
             kind, right = bisect(EDGES, guess.chance), guess.token == token
             self.counted[kind] = self.counted[kind] * FORGETTING + 1
@@ -93,6 +97,11 @@ class WantedGuesses:
     most: int
     ahead: MasksAhead | None = None  # as of Draft
 
+    @property
+    def left(self) -> int:
+        """Tokens that it draws more, at most."""
+        return self.row.request.max_tokens - len(self.row.drawn)
+
 
 @dataclass(frozen=True)
 class GuessingRow(WantedGuesses):
@@ -100,6 +109,46 @@ class GuessingRow(WantedGuesses):
 
     known: GuessedRow = field(kw_only=True)
     slot: int = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Hope:
+    """What guesses for some rows are expected to be worth, in tokens."""
+
+    taking: Collection[int]  # those for which they are, by place
+    passes: int  # that are made together
+    gain: float  # of all, behind what passes and steps take for them
+    expected: float  # how many guesses are right
+    guesses: int
+
+    def reading(self, cost: DraftCost, pace: float) -> Callable[[int, int], bool]:
+        """Whether it pays to read so much for a row that draws so many tokens more: (left, unread)."""
+        share, each = self.gain / max(len(self.taking), 1), cost.read * pace
+        return lambda left, unread: unread * each < share * min(left, HORIZON)
+
+
+NO_HOPE = Hope((), 1, 0.0, 0.0, 0)
+
+
+def hope_of(rows: Mapping[int, tuple[float, int]], cost: DraftCost, pace: float, chained: int) -> Hope:
+    """Of as many passes, `chained` at most, as gain most.
+
+    rows: how often a guess for each is right, and how many are wanted at most. pace: as of Guessing.drafts.
+    """
+    pace *= LEAST_GAIN
+    least = cost.each * pace
+    gains = {place: rate - least - cost.read * pace for place, (rate, _) in rows.items()}
+    taking = {place: rows[place] for place, gain in gains.items() if gain > 0}
+    gain, passes = sum(gains[place] for place in taking) - cost.guess * pace, 1
+    expected, guesses = sum(rate for rate, _ in taking.values()), len(taking)
+    while passes < chained:
+        right = [rate ** (passes + 1) for rate, most in taking.values() if most > passes]
+        right = [chance for chance in right if chance > least]
+        more = sum(right) - least * len(right) - cost.chained * pace
+        if more <= 0:
+            break
+        gain, passes, expected, guesses = gain + more, passes + 1, expected + sum(right), guesses + len(right)
+    return Hope(taking, passes, gain, expected, guesses)
 
 
 class Guessing:
@@ -114,8 +163,12 @@ class Guessing:
         """What is known of a row that runs, with what it has drawn."""
         assert row.slot is not None
         known = self._rows.get(row.slot)
-        if known is None or known.arrival != row.arrival:
-            known = self._rows[row.slot] = GuessedRow(row.arrival, row.prompt[-MOST_READ:], self._rate)
+        if known and known.arrival != row.arrival:
+            known = None
+        if known is None or not self.model.holds(row.slot):
+            text = [*row.prompt[-MOST_READ:], *row.drawn][-MOST_READ:]
+            rate = known.rate if known else self._rate
+            known = self._rows[row.slot] = GuessedRow(row.arrival, text, len(row.drawn), rate)
             self.model.begin(row.slot)
         for right in known.learn(row.drawn):
             self._rate += (right - self._rate) * SHARED_SHARE
@@ -123,25 +176,48 @@ class Guessing:
 
     def drafts(self, wanted: Mapping[int, WantedGuesses], cost: DraftCost, pace: float) -> dict[int, Draft]:
         """Those of rows that decode, by place. pace: what a step draws in the time of a step of one token."""
+        asked, hope = self._hoped(wanted, cost, pace)
         pace *= LEAST_GAIN
+        for place, each in asked.items():
+            if hope.gain <= 0 or place not in hope.taking:
+                each.known.rest()
+        if hope.gain <= 0:
+            self._rest()
+            return {}
+        taking = {place: asked[place] for place in hope.taking}
+        ready = self._ready(taking, hope.reading(cost, pace))
+        return self._guess(ready, hope.passes, cost, pace) if ready else {}
+
+    def hope(self, wanted: Mapping[int, WantedGuesses], cost: DraftCost, pace: float) -> Hope:
+        """What guesses for these rows would be worth if what they draw now were known; see `drafts`."""
+        asked, hope = self._hoped(wanted, cost, pace)
+        reads = hope.reading(cost, pace * LEAST_GAIN)
+        for place in hope.taking:
+            unread = len(asked[place].known.unread(asked[place].row.drawn))
+            if unread <= READ_AT_ONCE // 2 or reads(asked[place].left, unread):
+                return hope
+        return NO_HOPE
+
+    def rest(self, wanted: Mapping[int, WantedGuesses]) -> None:
+        """There was a step of these rows without guesses."""
+        for each in wanted.values():
+            self.of(each.row).rest()
+        self._rest()
+
+    def _rest(self) -> None:
+        self._rate += max(RATE - self._rate, 0.0) / BACK**2
+
+    def _hoped(
+        self, wanted: Mapping[int, WantedGuesses], cost: DraftCost, pace: float
+    ) -> tuple[dict[int, GuessingRow], Hope]:
         asked = {
             place: GuessingRow(each.row, each.most, each.ahead, known=self.of(each.row), slot=each.row.slot)
             for place, each in wanted.items()
             if each.row.slot is not None
         }
-        least = cost.each * pace
-        gains = {place: each.known.rate - least - cost.read * pace for place, each in asked.items()}
-        taking = {place: each for place, each in asked.items() if gains[place] > 0}
-        gain = sum(gains[place] for place in taking) - cost.guess * pace
-        for place, each in asked.items():
-            if gain <= 0 or place not in taking:
-                each.known.rest()
-        if gain <= 0:
-            self._rate += max(RATE - self._rate, 0.0) / BACK**2
-            return {}
-        share, reading = gain / len(taking), cost.read * pace
-        ready = self._ready(taking, lambda left, unread: unread * reading < share * min(left, HORIZON))
-        return self._guess(ready, cost, pace) if ready else {}
+        bound = any(each.row.draws.constraint for each in asked.values())
+        rates = {place: (each.known.rate, each.most) for place, each in asked.items()}
+        return asked, hope_of(rates, cost, pace, 1 if bound else self.model.most_chained)
 
     def _ready(
         self, taking: Mapping[int, GuessingRow], worth: Callable[[int, int], bool]
@@ -156,7 +232,7 @@ class Guessing:
             unread = each.known.unread(each.row.drawn)
             if len(unread) <= READ_AT_ONCE // 2:
                 ready[place] = each
-            elif room and worth(each.row.request.max_tokens - len(each.row.drawn), len(unread)):
+            elif room and worth(each.left, len(unread)):
                 pieces[each.slot] = piece = unread[: min(room, len(unread) - 1)]
                 each.known.read += len(piece)
                 room -= len(piece)
@@ -164,28 +240,34 @@ class Guessing:
             self.model.read(pieces)
         return ready
 
-    def _guess(self, ready: Mapping[int, GuessingRow], cost: DraftCost, pace: float) -> dict[int, Draft]:
+    def _guess(
+        self, ready: Mapping[int, GuessingRow], passes: int, cost: DraftCost, pace: float
+    ) -> dict[int, Draft]:
+        """passes: that are made before it is known what the first one guesses."""
         places, least = {each.slot: place for place, each in ready.items()}, cost.each * pace
         chances, drafts = dict.fromkeys(ready, 1.0), dict[int, Draft]()
         unread = {each.slot: each.known.unread(each.row.drawn) for each in ready.values()}
         for each in ready.values():
             each.known.read += len(unread[each.slot])
-            each.known.made_at = len(each.row.drawn)
-        guesses, begin = self.model.first(unread, _masks(ready.values(), 0)), True
-        while guesses:
+            each.known.made, each.known.made_at = [], len(each.row.drawn)
+        found, begin = self.model.first(unread, _masks(ready.values(), 0), passes), passes == 1
+        while found:
             guessed, hope = dict[int, int](), 0.0
-            for slot, guess in guesses.items():
+            for slot, guesses in found.items():
                 each = ready[place := places[slot]]
-                each.known.made.append(guess)
-                chances[place] *= each.known.chance(guess)
-                if chances[place] <= least or not guess.chance or guess.token in each.row.text.stop_ids:
-                    continue
-                before = drafts.get(place, Draft([], 0.0))
-                drafts[place] = Draft(
-                    [*before.tokens, guess.token], before.expected + chances[place], each.ahead
-                )
-                if len(before.tokens) + 1 < each.most:
-                    guessed[slot] = guess.token
+                each.known.made += guesses
+                for guess in guesses:
+                    chances[place] *= each.known.chance(guess)
+                    if chances[place] <= least or not guess.chance or guess.token in each.row.text.stop_ids:
+                        break
+                    before = drafts.get(place, Draft([], 0.0))
+                    drafts[place] = Draft(
+                        [*before.tokens, guess.token], before.expected + chances[place], each.ahead
+                    )
+                    if len(before.tokens) + 1 == each.most:
+                        break
+                else:
+                    guessed[slot] = guesses[-1].token
                     hope += max(chances[place] * each.known.rate - least, 0.0)
             passed = cost.guess + cost.read * (len(guessed) - 1)
             if not guessed or hope <= passed * pace:
@@ -195,7 +277,7 @@ class Guessing:
                 if each.ahead:
                     each.ahead.follow(drafts[place].tokens)
             masks = _masks(going.values(), len(drafts[next(iter(going))].tokens))
-            guesses, begin = self.model.further(guessed, masks, begin=begin), False
+            found, begin = self.model.further(guessed, masks, begin=begin), False
         return drafts
 
 

@@ -142,7 +142,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         """
         self._graphs, self._late, self._most = None, None, (rows, most_tokens)
         most = max(rows or len(states), *(ladder.sizes[-1] for ladder in more), 0)
-        timed = (*decode_sizes(most), *(s for s in PREFILL_SIZES if s <= MEASURED_TOKENS))
+        timed = (*decode_sizes(most), *(s for s in prefill_sizes(most_tokens) if s <= MEASURED_TOKENS))
         ladders: list[GraphLadder[Any, Any]] = []
         with torch.cuda.device(self.device):
             if self.tuner and not late:

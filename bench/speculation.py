@@ -3,9 +3,11 @@
 
 A step of T tokens a row is measured beside a step of one. Then rows draw greedily behind drafts that are what
 the model chooses, each token with probability p and else another one; their length is what gains most by the
-times measured. Weights are random. What a draft itself costs is not counted.
+times measured. Weights are random. What a draft itself costs is not counted, unless there is a draft model,
+of random weights too: it guesses as many tokens in each step, and the time that this takes counts.
 
     python bench/speculation.py --size 7.2b
+    python bench/speculation.py --size 7.2b --draft-size 0.1b
 """
 
 import argparse
@@ -29,6 +31,7 @@ from rwkv_batch.model.cuda.steps.verify import MOST_ROWS, MOST_TOKENS
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.runner.cuda_runner import CudaRunner
 from rwkv_batch.runner.protocol import LAST, Batch, NewRow
+from rwkv_batch.runner.speculation.cuda_draft_model import CudaDraftModel
 from rwkv_batch.runner.speculation.verifiers import verifier_of
 from rwkv_batch.wire.protocol import Sampling
 
@@ -92,6 +95,23 @@ class GreedyRows:
         return [list(each) for each in zip(*found, strict=True)]
 
 
+class DraftedRows:
+    """A draft model that makes guesses for such rows in every step."""
+
+    def __init__(self, draft: CudaDraftModel, slots: list[int]) -> None:
+        self._draft, self._slots = draft, slots
+        for slot in slots:
+            draft.begin(slot)
+        draft.read({slot: [5] * 16 for slot in slots})
+
+    def guess(self, known: list[list[int]], count: int) -> float:
+        """Seconds of so many guesses for each row, behind tokens that are known, until the host has them."""
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        self._draft.first(dict(zip(self._slots, known, strict=True)), passes=count)
+        return time.perf_counter() - begin
+
+
 def wrong(tokens: list[int], chance: float) -> list[int]:
     """Each of these with that probability, else another one."""
     return [token if random.random() < chance else 1 + (token + 7) % 60000 for token in tokens]
@@ -102,6 +122,14 @@ def drawn_by(chance: float, count: int) -> float:
     return sum(chance**place for place in range(count + 1))
 
 
+def random_draft(size: str) -> CudaDraftModel:
+    """A draft model of that published size."""
+    weights = checkpoint.from_tensors("draft", random_checkpoint(*SIZES[size], seed=1, device="cuda"))
+    draft = CudaDraftModel(RWKV7Cuda(weights, "cuda", few_rows=True), MOST)
+    draft.allocate(2 * MOST_ROWS)
+    return draft
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -110,6 +138,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="7.2b", help="a published size")
     parser.add_argument("--weights", default=None, help="int8, int4 ...; as of app.py")
     parser.add_argument("--batch-invariant", action="store_true", help="as of app.py; states are fp32 then")
+    parser.add_argument("--draft-size", choices=SIZES, help="of a draft model, whose time counts")
     args = parser.parse_args()
     need_gpu()
     random.seed(1)
@@ -127,8 +156,13 @@ def main() -> None:
     runner.allocate(MOST_ROWS, MOST_ROWS, 256, late=True)
     while runner.improve(False):
         pass
+    draft = random_draft(args.draft_size) if args.draft_size else None
+    torch.cuda.empty_cache()
     print(json.dumps(environment()))
     print(f"{args.size} {args.weights or 'fp16'}, states {wkv}; ready in {time.monotonic() - began:.0f} s")
+    if draft:
+        sizes = [draft.weight_bytes / 2**20, draft.bytes_needed / 2**20]
+        print(f"draft model {args.draft_size}: {sizes[0]:.0f} MiB, and {sizes[1]:.0f} MiB counted beside")
     for rows in ROWS:
         of = GreedyRows(runner, rows)
         plain, seconds = statistics.median(of.plain() for _ in range(5)), dict[int, float]()
@@ -139,11 +173,21 @@ def main() -> None:
         shares = " ".join(f"{count + 1}:{took / plain:.2f}" for count, took in seconds.items())
         print(f"{rows} rows: plain step {plain * 1e3:.3f} ms, {rows / plain:.0f} tokens/s", flush=True)
         print(f"  steps of so many tokens a row, in plain steps: {shares}")
+        drafted, guessing = DraftedRows(draft, of.slots) if draft else None, dict.fromkeys(seconds, 0.0)
+        for count in seconds if drafted else ():
+            assert drafted
+            known = [[5] * (1 + count)] * rows  # as where all guesses were right
+            drafted.guess(known, count)
+            guessing[count] = statistics.median(drafted.guess(known, count) for _ in range(RUNS))
+        if drafted:
+            shares = " ".join(f"{count}:{took / plain:.2f}" for count, took in guessing.items())
+            print(f"  so many guesses a row, in plain steps: {shares}")
         for chance in CHANCES:
-            count = max(seconds, key=lambda each: drawn_by(chance, each) / seconds[each])
-            took, drawn = 0.0, 0
+            count = max(seconds, key=lambda each: drawn_by(chance, each) / (seconds[each] + guessing[each]))
+            took, drawn, found = 0.0, 0, [[each] for each in of.last]
             for _ in range(STEPS):
                 drafts = [wrong(each, chance) for each in of.choices(count)]
+                took += drafted.guess(found, count) if drafted else 0.0
                 more, found = of.verify(drafts)
                 took, drawn = took + more, drawn + sum(map(len, found))
             print(

@@ -112,7 +112,7 @@ int rwkv_decode_row_fits(int form, const int* rank, int heads, int slices, int h
         RowInput in = {};
         for (int f = 0; f < ROW_FUNCTIONS; f++) in.rank[f] = rank[f];
         in.heads = heads, in.slices = slices;
-        return decode_row_half_fits(in);
+        return heads <= ROW_HALF_HEADS ? decode_row_half_fits(in) : decode_row_wide_fits(in);
     }
     const int blocks = multiprocessors() / 2 * 2, free = blocks - 2 * heads;
     int ranks = 0;
@@ -134,7 +134,8 @@ int rwkv_decode_row_fits(int form, const int* rank, int heads, int slices, int h
 
 // cudaErrorNotSupported: for this GPU or these sizes.
 int rwkv_decode_row(const RowInput* in, cudaStream_t stream) {
-    if (in->form == ROW_HALF) return decode_row_half(*in, stream);
+    if (in->form == ROW_HALF)
+        return in->heads <= ROW_HALF_HEADS ? decode_row_half(*in, stream) : decode_row_wide(*in, stream);
     if (!rwkv_decode_row_fits(in->form, in->rank, in->heads, in->slices, in->head_rows))
         return cudaErrorNotSupported;
     cudaLaunchAttribute attribute = {};

@@ -53,8 +53,10 @@ struct RowInput {
     unsigned* launches;
     int rank[ROW_FUNCTIONS];
     int layer_count, model_layers, heads, slices;  // slices: of 64 hidden units
-    int head_rows;                                 // outputs of inner sides of a block that has a head
-    int form;                                      // a RowForm
+    // Outputs of inner sides of a block that has a head; of ROW_HALF how many stages of decode_row_wide.cu
+    // are under way at once, 0 for what is best.
+    int head_rows;
+    int form;  // a RowForm
     // Of ROW_HALF alone: the layer norm behind the last layer, [C], and its result [C], as numbers in fp16;
     // what the next kernel reads first, to be fetched into the L2 cache.
     const __half *norm_weight, *norm_bias;

@@ -30,6 +30,10 @@ constexpr int ROW_TABLES = 3;  // of pointers, at once
 // decode_row_half.cu: whether a model of such rank, heads and slices can run so on this GPU; the step.
 bool decode_row_half_fits(const RowInput& in);
 int decode_row_half(const RowInput& in, cudaStream_t stream);
+// The same of decode_row_wide.cu.
+bool decode_row_wide_fits(const RowInput& in);
+int decode_row_wide(const RowInput& in, cudaStream_t stream);
+constexpr int ROW_HALF_HEADS = 16;  // of decode_row_half.cu, at most
 
 __host__ __device__ inline int ranks_of(const RowInput& in) {
     int sum = 0;

@@ -18,7 +18,7 @@ LOGITS = 1e-2
 SAME = 2e-3  # of two ways to round the same sums
 VOCAB = 500
 WIDTHS = [256, 768, 1024, 2048, 2560, 4096]  # of one to four tiles of a warp, with warps that have none
-FP16_WIDTHS = [256, 512, 768, 1024]
+FP16_WIDTHS = [256, 512, 768, 1024, 2048, 2560]  # the last two by decode_row_wide.cu
 LAYERS = 3, 5  # of codes; of fp16, more than it has tables of pointers at once
 STEPS = 7  # states are written at every third
 
@@ -56,7 +56,9 @@ FORMS = {
     "int8": ("int8", False),
     "by hidden units": ("int8", True),
     "fp16": ("fp16", False),
+    "wide fp16": ("fp16", False),
 }
+HALVES = {"fp16": 1024, "wide fp16": 2048}  # the width of their models
 INACTIVE = 37  # of so many hidden units one is active in a sparse model
 
 
@@ -65,12 +67,13 @@ def form(request):
     return request.param
 
 
-CASES = [(form, width) for form in FORMS for width in (FP16_WIDTHS if form == "fp16" else WIDTHS)]
+CODED = [form for form in FORMS if form not in HALVES]
+CASES = [*((form, width) for form in CODED for width in WIDTHS), *(("fp16", width) for width in FP16_WIDTHS)]
 
 
 def packed(width: int, form: str, active: str = "half"):
     """active: of the hidden units half, a few (in some slices of 64 none), or all or none."""
-    checkpoint = tiny(LAYERS[form == "fp16"], width, VOCAB, seed=3)
+    checkpoint = tiny(LAYERS[form in HALVES], width, VOCAB, seed=3)
     for name, tensor in checkpoint.tensors.items():
         if not name.endswith("ffn.key.weight") or active == "half":
             continue
@@ -80,7 +83,7 @@ def packed(width: int, form: str, active: str = "half"):
             tensor.mul_(remain[:, None])
         else:
             tensor.copy_(tensor[:1] * (torch.rand(len(tensor), 1) + 0.5))
-    return checkpoint if form == "fp16" else quantize(checkpoint, FORMS[form][0], False)
+    return checkpoint if form in HALVES else quantize(checkpoint, FORMS[form][0], False)
 
 
 def model_of(checkpoint, form: str) -> RWKV7Cuda:
@@ -89,7 +92,7 @@ def model_of(checkpoint, form: str) -> RWKV7Cuda:
 
 @pytest.fixture
 def model(hopper, form):
-    return model_of(packed(1024, form), form)
+    return model_of(packed(HALVES.get(form, 1024), form), form)
 
 
 @pytest.mark.parametrize(("form", "width"), CASES)
@@ -118,11 +121,11 @@ def test_logits_and_states_are_those_of_separate_kernels(width, form, active):
 
 
 def small(form: str, change) -> RWKV7Cuda:
-    """A model of 1024 channels; `change` is called with the name and numbers of each of its tensors."""
-    checkpoint = tiny(LAYERS[form == "fp16"], 1024, VOCAB, seed=3)
+    """A model in that form; `change` is called with the name and numbers of each of its tensors."""
+    checkpoint = tiny(LAYERS[form in HALVES], HALVES.get(form, 1024), VOCAB, seed=3)
     for name, tensor in checkpoint.tensors.items():
         change(name, tensor)
-    return model_of(checkpoint if form == "fp16" else quantize(checkpoint, FORMS[form][0], False), form)
+    return model_of(checkpoint if form in HALVES else quantize(checkpoint, FORMS[form][0], False), form)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -156,7 +159,7 @@ def test_wkv_states_that_pass_the_numbers_of_fp16_keep_the_largest(form):
 @pytest.mark.parametrize("norm", ["ln1", "ln2"])
 def test_token_shifts_that_pass_the_numbers_of_fp16_keep_the_largest(form, norm):
     """That of the first time mix, and that of the last channel mix: what is before them is as usual."""
-    layer = 0 if norm == "ln1" else LAYERS[form == "fp16"] - 1
+    layer = 0 if norm == "ln1" else LAYERS[form in HALVES] - 1
 
     def change(name: str, tensor: torch.Tensor) -> None:
         if name == f"blocks.{layer}.{norm}.weight":
@@ -190,7 +193,7 @@ def test_the_other_slot_and_those_of_padding_stay_as_they_are(model):
 
 def test_a_graph_gives_the_same_bits_a_hundred_times(form):
     """With more tiles than stages, and other kernels between its launches."""
-    model = model_of(packed(1024 if form == "fp16" else 4096, form), form)
+    model = model_of(packed(HALVES.get(form, 4096), form), form)
     side = Side(model, TOGETHER)
     side.states.wkv.normal_(std=0.1)
     side.step(7)
@@ -218,6 +221,6 @@ def test_fewer_layers_in_between_change_nothing(model, monkeypatch):
 
 
 def test_a_model_whose_matrices_it_does_not_read_runs_separately():
-    for checkpoint in (quantize(tiny(2, 1024, VOCAB), "fp8", False), tiny(2, 2048, VOCAB)):
+    for checkpoint in (quantize(tiny(2, 1024, VOCAB), "fp8", False), tiny(2, 1536, VOCAB)):
         model = RWKV7Cuda(checkpoint, "cuda")
         assert model.row is None and model.gemms.candidates("layers", 1) == (SEPARATE,)

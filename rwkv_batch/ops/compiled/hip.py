@@ -10,7 +10,7 @@ SHARED, OWN = ROOT / "cuda", ROOT / "hip"
 HOPPER_ONLY = (
     *("gemm_lowrank", "gemm_lowrank_resident", "gemm_tile", "gemm_tile4", "gemm_tile8", "gemm_tile_fp8"),
     *("gemm_many", "gemm_many4", "gemm_many8", "gemm_many_fp8"),
-    *("norm_mix_decode_team", "quantize_rows", "decode_row", "decode_row_half"),
+    *("norm_mix_decode_team", "quantize_rows", "decode_row", "decode_row_half", "decode_row_wide"),
 )
 QUIET = ("-Wno-unused-result", "-Wno-unused-const-variable")
 # What the fast arithmetic of the CUDA build leaves out here too, but no reordering: sums have a fixed order.

@@ -1,4 +1,4 @@
-"""The kernels of a whole decode step of one row, `cuda/decode_row.cu` and `decode_row_half.cu`."""
+"""The kernels of a whole decode step of one row, `cuda/decode_row*.cu`."""
 
 from collections.abc import Sequence
 from ctypes import byref, c_int
@@ -77,7 +77,7 @@ class RowKernel:
         self._launches = torch.zeros(1, dtype=torch.int32, device=device)
         heads = width // HEAD_SIZE
         blocks = torch.cuda.get_device_properties(device).multi_processor_count // 2 * 2
-        head_rows = rows_beside_head(sum(ranks), heads, blocks)
+        head_rows = 0 if form == ROW_HALF else rows_beside_head(sum(ranks), heads, blocks)
         self._shape = (heads, hidden // TILE_K, head_rows)
         self._ranks = (c_int * len(FUNCTIONS))(*ranks)
 

@@ -145,13 +145,15 @@ def main() -> None:
     parser.add_argument(
         "--prefill", default="1x128,1x1024,1x4096,8x512,32x128", help="rows x tokens (empty: none)"
     )
-    parser.add_argument("--wkv", choices=DTYPES, default="fp16", help="how states are stored")
+    parser.add_argument(
+        "--wkv", choices=DTYPES, help="how states are stored (default: fp16, fp32 with --batch-invariant)"
+    )
     parser.add_argument("--weights", choices=FORMATS, help="as of app.py")
     parser.add_argument(
         "--quantize-head", action=argparse.BooleanOptionalAction, help="as of app.py, with --weights"
     )
     parser.add_argument("--backend", default="auto", help="as of app.py: portable, or torch")
-    parser.add_argument("--batch-invariant", action="store_true", help="as of app.py; states are fp32 then")
+    parser.add_argument("--batch-invariant", action="store_true", help="as of app.py")
     parser.add_argument(
         "--stages", type=int, default=1, help="run the layers in so many stages, on several GPUs if there are"
     )
@@ -169,6 +171,7 @@ def main() -> None:
     )
     parser.add_argument("--json", help="file for the figures")
     args = parser.parse_args()
+    args.wkv = args.wkv or ("fp32" if args.batch_invariant else "fp16")
     if not args.size and not args.model:
         parser.error("give --size or --model")
     need_gpu()

@@ -40,7 +40,7 @@ class Through:
             device="+".join(f"cuda:{number}" for number in gpus),
             backend=backend,
             max_rows=rows,
-            wkv=None if batch_invariant else wkv,
+            wkv=wkv,
             batch_invariant=batch_invariant,
             prefill_tokens=prefill_tokens,
             l1=0,

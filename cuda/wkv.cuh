@@ -18,7 +18,8 @@
 // six passes through memory four are left. What is deferred for slot s and head h are, for each token, the
 // oldest first, DEFERRED_VECTORS vectors of 64 fp16 numbers, at
 // deferred + s * deferred_stride + h * MAX_LAG * DEFERRED_VECTORS * 64. wkv_flush.cu writes the states before
-// anything else reads them.
+// anything else reads them. Where each token is to round the state, so that the same tokens give the same
+// bits in steps of any size, nothing is deferred.
 #pragma once
 #include "common.cuh"
 
@@ -27,6 +28,8 @@ constexpr float NORM_EPSILON = 64e-5f;
 constexpr int MAX_LAG = 2;  // tokens
 // The vectors: 1 - w (of w near 1 it keeps more digits than w), k, kk a, v, and S kk.
 enum Deferred { LOST, KEY, REMOVAL, VALUE, REMOVED, DEFERRED_VECTORS };
+// How states are stored: fp16 that may lag, fp32, or fp16 that each token rounds and that never lags.
+enum StateNumbers { DEFERRED_HALF, SINGLE, ROUNDED_HALF };
 constexpr float DECAY = -0.6065306597126334f;  // -exp(-1/2)
 
 struct TimeMixInput {

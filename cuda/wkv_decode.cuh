@@ -48,7 +48,8 @@ struct Prepared {
     float squares, own;
 };
 
-__device__ __forceinline__ float sum_of_products(float2 x, float2 y) { return x.x * y.x + x.y * y.y; }
+// One of the products is fused with the sum, always the same one, so that all kernels have the same bits.
+__device__ __forceinline__ float sum_of_products(float2 x, float2 y) { return fmaf(x.x, y.x, x.y * y.y); }
 
 // What makes kk one of length 1, from its squares.
 __device__ __forceinline__ float normalizing(float squares) { return 1.f / fmaxf(sqrtf(squares), 1e-12f); }
@@ -98,7 +99,7 @@ __device__ __forceinline__ Prepared prepare(const Inputs& in, const Constants& c
             make_float2(kk.x * a.x, kk.y * a.y),
             v,
             sum_of_products(kk, kk),
-            r.x * k.x * r_k.x + r.y * k.y * r_k.y};
+            sum_of_products(make_float2(r.x * k.x, r.y * k.y), r_k)};
 }
 
 // What a token is finished with, two channels of each.
@@ -125,9 +126,9 @@ __device__ __forceinline__ uint32_t finished(const ReadoutInput& readout, const 
     }
     const float mean = warp_sum(y.x + y.y) / HEAD;
     const float2 d = make_float2(y.x - mean, y.y - mean);
-    const float scale = rsqrtf(warp_sum(d.x * d.x + d.y * d.y) / HEAD + NORM_EPSILON);
-    const float x0 = (d.x * scale * weight.x + bias.x + own * v.x) * g.x;
-    const float x1 = (d.y * scale * weight.y + bias.y + own * v.y) * g.y;
+    const float scale = rsqrtf(warp_sum(sum_of_products(d, d)) / HEAD + NORM_EPSILON);
+    const float x0 = fmaf(own, v.x, fmaf(d.x * scale, weight.x, bias.x)) * g.x;
+    const float x1 = fmaf(own, v.y, fmaf(d.y * scale, weight.y, bias.y)) * g.y;
     return to_half2(x0, x1);
 }
 

@@ -1,5 +1,7 @@
-// The recurrence of wkv.cuh with states in fp32, by multiplications and additions alone: what
-// wkv_decode_fp32.cu and wkv_sequence.cu share.
+// The recurrence of wkv.cuh by multiplications and additions alone, in fp32: what wkv_decode_fp32.cu and
+// wkv_sequence.cu share. States are stored in fp32 (`Single`), or in fp16, rounded behind every token
+// (`Rounded`). Either way a row gives the same bits by both kernels: which products are fused with a sum is
+// written out where the compiler has a choice.
 //
 // Thread t of 128 has keys 8 (t % 8) .. + 7 of four rows of S, every 16th from row t / 8. Sums over keys go
 // over 8 numbers of a thread in order, then over 8 lanes as a tree.
@@ -98,7 +100,7 @@ struct Single {
             removed[n] = 0.f;
             fetch(n);
 #pragma unroll
-            for (int i = 0; i < 8; i++) removed[n] += s[n][i] * kk[i];
+            for (int i = 0; i < 8; i++) removed[n] = fmaf(s[n][i], kk[i], removed[n]);
         }
         sum_over_keys(removed);
 #pragma unroll
@@ -107,8 +109,8 @@ struct Single {
             y[n] = 0.f;
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                s[n][i] = s[n][i] * w[i] + (v * k[i] - removed[n] * b[i]);
-                y[n] += s[n][i] * r[i];
+                s[n][i] = fmaf(s[n][i], w[i], fmaf(v, k[i], -(removed[n] * b[i])));
+                y[n] = fmaf(s[n][i], r[i], y[n]);
             }
             keep(n);
         }
@@ -116,6 +118,36 @@ struct Single {
         if (threadIdx.x % 8 == 0)
 #pragma unroll
             for (int n = 0; n < OWN; n++) y_of[state_row(n)] = y[n];
+    }
+};
+
+// 8 numbers as fp16 holds them.
+__device__ __forceinline__ void round8(float (&x)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 pair = to_float2(to_finite_half2(x[2 * i], x[2 * i + 1]));
+        x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+    }
+}
+
+// What is read out of S is of before it is rounded.
+struct Rounded : Single {
+    using Number = __half;
+    static constexpr int BLOCKS = 4, VECTORS = OWN;  // registers leave no room for a fifth
+
+    static __device__ __forceinline__ constexpr int offset(int i) { return i * (HEAD / OWN) * HEAD; }
+
+    template <typename State>
+    __device__ __forceinline__ void advance(const Token& t, const uint4* vectors, float* y_of,
+                                            const State& state) const {
+        __half* const to = state();
+        float s[OWN][8];
+        const auto fetch = [&](int n) {
+            Raw8<__half> raw;
+            raw.words = vectors[n * THREADS];
+            raw.widen(s[n]);
+        };
+        move(t, s, y_of, fetch, [&](int n) { store8(to + offset(n), s[n]); });
     }
 };
 }  // namespace

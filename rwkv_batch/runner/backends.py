@@ -134,8 +134,10 @@ def _create_cuda_runner(
 
 def _check_invariant(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> None:
     """Raises DeviceError for what --batch-invariant does not hold with."""
-    if config.wkv == "fp16":
-        raise DeviceError("--batch-invariant keeps states in fp32; leave --wkv fp16 out.")
+    if config.wkv == "fp16" and device.type == "cpu":
+        raise DeviceError("--batch-invariant keeps states in fp32 on a CPU; leave --wkv fp16 out.")
+    if config.wkv == "fp16" and checkpoint.family == "rwkv6":
+        raise DeviceError("--batch-invariant keeps states of RWKV-6 in fp32; leave --wkv fp16 out.")
     if config.max_adapters:
         raise DeviceError(
             "--batch-invariant does not hold for adapters of requests; leave --max-adapters out, and merge "

@@ -118,7 +118,7 @@ class TestChoice:
             assert kind not in LARGE or guess == ("codes16" if tokens <= 64 else DECODED)
 
     def test_one_method_for_any_number_of_rows(self):
-        chosen = self.gemms("int4", invariant=True).invariant_methods()
+        chosen = self.gemms("int4", invariant=True).invariant_methods(4096)
         assert {chosen[kind] for kind in LARGE} == {"codes16"} and chosen["low_out"] == "stream16"
 
     @pytest.mark.parametrize("kind", KINDS)

@@ -22,10 +22,20 @@ def constants() -> dict[str, torch.Tensor]:
     return {name: normal(WIDTH, mean=mean, std=std) for name, (mean, std) in spread.items()}
 
 
-def run(kernels, x, c, lengths, slots, states, first_layer=False, kept=None) -> torch.Tensor:
+@pytest.fixture(params=[torch.float32, torch.float16], ids=["fp32", "fp16"])
+def numbers(request, kernels, monkeypatch) -> torch.dtype:
+    """How states are stored where no bit may depend on cuts or neighbours."""
+    monkeypatch.setattr(kernels, "invariant", True)
+    return request.param
+
+
+def run(
+    kernels, x, c, lengths, slots, states, first_layer=False, kept=None, decoded=False, counted=None
+) -> torch.Tensor:
     """Output `[T, C]` of rows one after the other, in the order of the plan; moves `states` on.
 
-    kept: as of RowBounds, on the host.
+    kept: as of RowBounds, on the host. decoded: rows of one token run by the kernel for these.
+    counted: so many of the first rows do not run, by a number on the device.
     """
     plan = PrefillPlan.from_lengths(lengths, slots)
     assert plan.order == sorted(plan.order), "give rows of one token first"
@@ -38,7 +48,10 @@ def run(kernels, x, c, lengths, slots, states, first_layer=False, kept=None) -> 
     inputs = TimeMixInput(**pointers, out=out.data_ptr(), tile_counter=counter.data_ptr(), **places)
     if kept is not None:
         rows = replace(rows, kept=torch.tensor(kept, device=DEVICE, dtype=torch.int32))
-    kernels.wkv_sequence(inputs, sum(lengths), rows, states.dtype == torch.float32)
+    fp32, single = states.dtype == torch.float32, plan.single if decoded else 0
+    if single:
+        kernels.wkv_decode(inputs, rows.slots[:single], fp32)
+    kernels.wkv_sequence(inputs, sum(lengths), rows, fp32, single, counted)
     return out
 
 
@@ -75,9 +88,10 @@ def test_rows_of_any_length(kernels, lengths, first_layer):
     assert torch.equal(states[slots[len(lengths) :]], before[slots[len(lengths) :]])
 
 
-def test_where_rows_are_cut_and_what_is_beside_them_changes_no_bit(kernels):
+@pytest.mark.parametrize("decoded", [False, True])
+def test_where_rows_are_cut_and_what_is_beside_them_changes_no_bit(kernels, numbers, decoded):
     c, x = constants(), random_inputs(70)
-    states = torch.randn(4, HEADS, 64, 64, device=DEVICE) * 0.3
+    states = (torch.randn(4, HEADS, 64, 64, device=DEVICE) * 0.3).to(numbers)
     whole_states, parts = states.clone(), []
     whole = run(kernels, x, c, [70], [2], whole_states)
     begin = 0
@@ -86,13 +100,52 @@ def test_where_rows_are_cut_and_what_is_beside_them_changes_no_bit(kernels):
         other = random_inputs(20)
         if length == 1:  # rows of one token come first
             both = {name: torch.cat((here[name], other[name])) for name in x}
-            parts.append(run(kernels, both, c, [1, 20], [2, 0], states)[:1])
+            parts.append(run(kernels, both, c, [1, 20], [2, 0], states, decoded=decoded)[:1])
         else:
             both = {name: torch.cat((other[name][:1], here[name])) for name in x}
-            parts.append(run(kernels, both, c, [1, length], [0, 2], states)[1:])
+            parts.append(run(kernels, both, c, [1, length], [0, 2], states, decoded=decoded)[1:])
         begin += length
     assert torch.equal(torch.cat(parts), whole)
     assert torch.equal(states[2], whole_states[2])
+
+
+@pytest.mark.parametrize("first_layer", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, 33])
+def test_the_kernel_for_rows_of_one_token_gives_the_same_bits(kernels, numbers, rows, first_layer):
+    c, slots = constants(), torch.randperm(rows).tolist()
+    states = (torch.randn(rows, HEADS, 64, 64, device=DEVICE) * 0.3).to(numbers)
+    others = states.clone()
+    for _ in range(3):
+        x = random_inputs(rows)
+        one_way = run(kernels, x, c, [1] * rows, slots, states, first_layer)
+        other_way = run(kernels, x, c, [1] * rows, slots, others, first_layer, decoded=True)
+        assert torch.equal(one_way, other_way)
+        assert torch.equal(states, others)
+
+
+def test_each_token_rounds_states_in_fp16(kernels, monkeypatch):
+    monkeypatch.setattr(kernels, "invariant", True)
+    c, x = constants(), random_inputs(40)
+    states = (torch.randn(1, HEADS, 64, 64, device=DEVICE) * 0.3).half()
+    exact = states.float()
+    for token in range(40):
+        here = {name: tensor[token : token + 1] for name, tensor in x.items()}
+        run(kernels, here, c, [1], [0], exact)
+        exact = exact.half().float()
+    run(kernels, x, c, [40], [0], states)
+    assert torch.equal(states.float(), exact)
+
+
+def test_rows_that_have_had_their_turn_are_left_out(kernels):
+    c, x = constants(), random_inputs(12)
+    states = torch.randn(3, HEADS, 64, 64, device=DEVICE)
+    before, out = states.clone(), run(kernels, x, c, [1, 1, 10], [2, 0, 1], states, decoded=True)
+    again, wanted = before.clone(), run(kernels, x, c, [1, 1, 10], [2, 0, 1], before)
+    assert torch.equal(states, before) and torch.equal(out, wanted)
+    counted = torch.tensor([2], device=DEVICE, dtype=torch.int32)
+    some = run(kernels, x, c, [1, 1, 10], [2, 0, 1], again, counted=counted)
+    assert some[:2].isnan().all() and torch.equal(some[2:], wanted[2:])
+    assert torch.equal(again[1], before[1]) and not torch.equal(again[0], before[0])
 
 
 def test_a_row_without_a_slot_is_padding(kernels):
@@ -105,11 +158,11 @@ def test_a_row_without_a_slot_is_padding(kernels):
 
 
 @pytest.mark.parametrize("lengths", [[2], [8], [1, 2, 8, 5], [1, 17, 33]])
-@pytest.mark.parametrize("numbers", [torch.float32, torch.float16])
-def test_the_state_behind_each_token_is_kept(kernels, lengths, numbers):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_state_behind_each_token_is_kept(kernels, lengths, dtype):
     c, tokens, count = constants(), sum(lengths), len(lengths)
     x, slots = random_inputs(tokens), torch.randperm(count).tolist()
-    states = (torch.randn(count + tokens, HEADS, 64, 64, device=DEVICE) * 0.3).to(numbers)
+    states = (torch.randn(count + tokens, HEADS, 64, 64, device=DEVICE) * 0.3).to(dtype)
     wanted, before = states.float().clone(), states.clone()
     kept, spare = list[int](), count + 1
     for length, slot in zip(lengths, slots, strict=True):  # a row's first token changes its own slot
@@ -126,7 +179,7 @@ def test_the_state_behind_each_token_is_kept(kernels, lengths, numbers):
             if kept[token] != NO_SLOT:
                 state = states[kept[token]]
                 same = torch.equal(state, wanted[slot])
-                assert same if numbers == torch.float32 else off(state, wanted[slot]) < 1e-3
+                assert same if dtype == torch.float32 else off(state, wanted[slot]) < 1e-3
         whole, one_by_one = out[begin : begin + length], torch.cat(parts)
         assert torch.equal(whole, one_by_one)
         begin += length

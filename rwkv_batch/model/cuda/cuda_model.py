@@ -76,7 +76,8 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         """architecture: as in build.build; None: that of the GPU. few_rows: as of `pack_weights`.
 
         invariant: whether a row's logits and state are to be the same, bit for bit, beside any others
-        and wherever its tokens are cut into steps. Then every step is a prefill, and states are fp32.
+        and wherever its tokens are cut into steps. Then every step is a prefill, and states are fp32, or
+        fp16 that each token rounds, which RWKV-6 does not have.
         part: which layers, where this is a stage of a model (steps/stage.py); None: all. The first stage has
         the embedding, the last one the head.
         """
@@ -97,11 +98,16 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         width, start = self.checkpoint.width, self.checkpoint.start_state()
         start = None if start is None else start[self.part.start : self.part.stop]
         size = len(self.part), width
-        return CudaStates(self.kernels, slots, size, wkv_dtype, start, self.defers, spare)
+        return CudaStates(self.kernels, slots, size, wkv_dtype, start, self._defers, spare)
 
     def slot_bytes(self, wkv_dtype: torch.dtype) -> int:
         """Of a slot of `new_states`, deferred writes included."""
-        return CudaStates.bytes_of_slot(len(self.part), self.checkpoint.width, wkv_dtype, self.defers)
+        return CudaStates.bytes_of_slot(len(self.part), self.checkpoint.width, wkv_dtype, self._defers)
+
+    @property
+    def _defers(self) -> bool:
+        """Whether writes to its states may be deferred."""
+        return self.defers and not self.kernels.invariant
 
     def add_adapters(self, slots: int, most_rank: int, most_tokens: int) -> None:
         """Make room for the adapters of rows, before graphs are captured. most_tokens: of a step."""

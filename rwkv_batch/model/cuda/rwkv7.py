@@ -82,7 +82,8 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             self.autotuner = other.autotuner
 
     def methods(self, tokens: int) -> dict[str, str]:
-        return self.gemms.invariant_methods() if self.kernels.invariant else self.autotuner.methods(tokens)
+        methods = self.gemms.invariant_methods if self.kernels.invariant else self.autotuner.methods
+        return methods(tokens)
 
     def _pack_weights(self, few_rows: bool) -> CudaWeights:
         return pack_weights(self.checkpoint, self.device, self.kernels.architecture, few_rows, self.part)
@@ -117,12 +118,12 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         items = b.scratch("items", most_chunks * heads * self.kernels.chunk_bytes)
 
         def wkv(inputs: TimeMixInput, *, readout: ReadoutInput | None) -> None:
-            if self.kernels.invariant:
-                assert fp32 and readout is None
-                self.kernels.wkv_sequence(inputs, len(tokens), rows.rows)
-                return
             if rows.single:
                 self.kernels.wkv_decode(inputs, rows.rows.slots[: rows.single], fp32, rows.counted, readout)
+            if self.kernels.invariant:
+                assert readout is None
+                self.kernels.wkv_sequence(inputs, len(tokens), rows.rows, fp32, rows.single, rows.counted)
+                return
             for pieces in rows.pieces:
                 self.kernels.wkv_prefill(inputs, pieces, items, fp32, readout)
 

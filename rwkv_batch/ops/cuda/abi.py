@@ -13,6 +13,7 @@ HEAD = HEAD_SIZE
 CHUNK = 16  # tokens that a prefill's recurrence takes together
 MAX_LAG = 2  # tokens that an fp16 state may be behind
 DEFERRED_VECTORS = 5  # of HEAD numbers, noted for each of those tokens and each head
+DEFERRED_HALF, SINGLE, ROUNDED_HALF = range(3)  # how states are stored: see cuda/wkv.cuh
 STOPS = 13  # ids that may end a sequence on the device
 SPARSE_SPLITS = 8  # parts of K in gemm_sparse
 TILE_W_ROWS = 64  # of a tile of gemm_tile, for each warpgroup
@@ -39,6 +40,7 @@ CONSTANTS = {
     name: int(globals()[name])
     for name in (
         *("IDENTITY", "TANH", "SIGMOID", "RELU_SQUARE", "HEAD", "CHUNK", "MAX_LAG", "DEFERRED_VECTORS"),
+        *("DEFERRED_HALF", "SINGLE", "ROUNDED_HALF"),
         *("STOPS", "SPARSE_SPLITS", "TILE_W_ROWS", "TILE_K", "TILE_FEW_ROWS", "TILE_MAX_STAGES"),
         *("TILE_BARRIER_BYTES", "ADAPTER_TILE", "ADAPTER_RANK", "ADAPTER_PARTS", "ADAPTER_SPLITS"),
         *("CODES_INT8", "CODES_FP8", "CODES_INT4", "CODES_NF4", "CODES_FP6", "CODES_FP5", "CODES_WIDE_INT4"),

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.abi import (
+    DEFERRED_HALF,
+    ROUNDED_HALF,
+    SINGLE,
     AdapterInput,
     ChunksInput,
     NormInput,
@@ -93,7 +96,7 @@ class Kernels(GemmKernels):
         """architecture: as in build.build; None: that of the GPU.
 
         invariant: whether what norms and small GEMMs give for a row is to be the same, bit for bit, for
-        any number of rows.
+        any number of rows. `wkv_decode` and `wkv_sequence` then round fp16 states behind every token.
         """
         self.device, self.invariant = device, invariant
         self.architecture = architecture or build.architecture(device)
@@ -190,7 +193,7 @@ class Kernels(GemmKernels):
             len(slots),
             pointer(counted),
             slots.data_ptr(),
-            int(fp32),
+            self._numbers(fp32),
             readout and byref(readout),
         )
 
@@ -238,14 +241,25 @@ class Kernels(GemmKernels):
             readout and byref(readout),
         )
 
-    def wkv_sequence(self, inputs: TimeMixInput, tokens: int, rows: RowBounds, fp32: bool = True) -> None:
+    def wkv_sequence(
+        self,
+        inputs: TimeMixInput,
+        tokens: int,
+        rows: RowBounds,
+        fp32: bool = True,
+        left_out: int = 0,
+        counted: Tensor | None = None,
+    ) -> None:
         """The time mix of packed rows of any number of tokens, one after the other.
 
-        fp32: how states are stored, else fp16, with `rows.kept`. With fp32, what a token gives depends
-        neither on other rows nor on where a prompt is cut, bit for bit.
+        fp32: how states are stored, else fp16: with `rows.kept`, or where each token rounds them. With fp32,
+        or where each token rounds, what a token gives depends neither on other rows nor on where a prompt is
+        cut, bit for bit, and is that of `wkv_decode`. left_out: how many of the first rows, or `counted`
+        `[1]` of them, do not run.
         """
-        count = len(rows.slots)
-        self._call("rwkv_wkv_sequence", byref(inputs), tokens, count, byref(rows.input), int(fp32))
+        count, numbers = len(rows.slots), self._numbers(fp32)
+        places = byref(rows.input), numbers, left_out, pointer(counted)
+        self._call("rwkv_wkv_sequence", byref(inputs), tokens, count, *places)
 
     def wkv6(self, inputs: Wkv6Input, tokens: int, slots: Tensor, fp32: bool) -> None:
         """The time mix of RWKV-6 of one token of each of `slots` `[tokens]`. fp32: how states are stored."""
@@ -277,6 +291,10 @@ class Kernels(GemmKernels):
         """`hidden (offsets + factors)` in place of hidden `[T, F]`, at most what fp16 holds."""
         pointers = (tensor.data_ptr() for tensor in (hidden, factors, offsets))
         self._call("rwkv_deep_scale", *pointers, *hidden.shape)
+
+    def _numbers(self, fp32: bool) -> int:
+        """How states are stored, as `wkv_decode` and `wkv_sequence` take it."""
+        return SINGLE if fp32 else ROUNDED_HALF if self.invariant else DEFERRED_HALF
 
     def _columns(self, x: Tensor) -> int:
         """Of a thread of a norm, on which the order of its sums depends; 0: as is best for so many rows."""

@@ -101,7 +101,8 @@ class GemmKernels:
         """y = f(x w^T) for up to three w `[N, K]`, x `[M, K]` and y `[M, N]` of one shape; needs `has_tile`.
 
         transposed: w is stored as `[K, N]`. f is IDENTITY or RELU_SQUARE; N and K are multiples of 64.
-        many: by the kernel for hundreds of rows, whose sums may differ from those of the other. beside: with
+        many: by the kernel for hundreds of rows, whose sums are those of the other, to the bit, where
+        `tile.adds_in_order`. beside: with
         `many` and not transposed, up to four small GEMMs with the same M and K in the same launch; N is a
         multiple of 16.
         """

@@ -44,7 +44,10 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # arguments of every exported functi
     "rwkv_resolve_drawn": (*[c_void_p] * 6, c_int, c_void_p, c_int),
     "rwkv_record_drawn": (c_void_p, c_void_p, c_int, c_void_p),
     "rwkv_wkv_decode": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_int, POINTER(ReadoutInput)),
-    "rwkv_wkv_sequence": (POINTER(TimeMixInput), c_int, c_int, POINTER(PackedRowsInput), c_int),
+    "rwkv_wkv_sequence": (
+        *(POINTER(TimeMixInput), c_int, c_int, POINTER(PackedRowsInput)),
+        *(c_int, c_int, c_void_p),
+    ),
     "rwkv_wkv_flush": (c_void_p, c_void_p, c_int, *[c_void_p, c_void_p, c_size_t, c_void_p, c_size_t], c_int),
     "rwkv_wkv_prefill": (
         *(POINTER(TimeMixInput), POINTER(ChunksInput), c_int, c_int),

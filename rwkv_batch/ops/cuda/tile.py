@@ -60,6 +60,11 @@ def tile_shape(parts: int, n: int, k: int, m: int, transposed: bool) -> TileShap
     return _with_stages(TileShape(rows, groups, split_k, 0, x_stages), 16, 2 if rows <= 32 else 1, room)
 
 
+def adds_in_order(parts: int, n: int, k: int) -> bool:
+    """Whether the sums of `tile_shape` go over all of K in order, as those of `many_shape` do."""
+    return _split_k(parts, n, k, MULTIPROCESSORS) == 1
+
+
 def tile_shape_coded(
     parts: int, n: int, k: int, m: int, bits: int, same: bool, partial: bool = False
 ) -> TileShape:

@@ -38,6 +38,7 @@ from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.cuda.steps.adapters import StepAdapters
+from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import ADAPTER_ADD_FLOAT, ADAPTER_ADD_SQUARE, IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
 from rwkv_batch.ops.cuda.buffers import Buffers
@@ -97,11 +98,18 @@ class Gemms:
         candidates = self.candidates(kind, UNTIMED_TOKENS if coded else 0)
         return next(method for method in FOR_MANY if method in candidates)
 
-    def invariant_methods(self) -> dict[str, str]:
+    def invariant_methods(self, tokens: int) -> dict[str, str]:
         """A method for each kind whose sums for a row are the same for any number of rows."""
         wanted = dict.fromkeys(KINDS, INVARIANT) | {LOW_OUT: (LOW, STREAM)}
         candidates = {kind: self.candidates(kind, 0) for kind in KINDS}
-        return {kind: next(name for name in wanted[kind] if name in candidates[kind]) for kind in KINDS}
+        found = {kind: next(name for name in wanted[kind] if name in candidates[kind]) for kind in KINDS}
+        many = (kind for kind, name in found.items() if name == TILE and self._adds_as_many(kind))
+        return found | {kind: MANY for kind in many if MANY in self.candidates(kind, tokens)}
+
+    def _adds_as_many(self, kind: str) -> bool:
+        """Whether "tile" adds up products in the order of "many", which is that of K."""
+        product = self._products[kind]
+        return tile.adds_in_order(product.count, *product.shape)
 
     def call(self, kind: str, layer: CudaLayer, b: Buffers) -> GemmCall:
         """The GEMM of a kind over what the buffers hold, to be timed."""

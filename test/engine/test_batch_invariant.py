@@ -20,7 +20,14 @@ from rwkv_batch.wire.protocol import GenerateRequest, Progress, RowDelta, Sampli
 pytestmark = pytest.mark.thorough
 
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
-BACKENDS = [("cpu", "auto"), *(pytest.param("cuda", name, marks=needs_gpu) for name in ("auto", "portable"))]
+STORED = [
+    ("cpu", "auto", None),
+    *(
+        pytest.param("cuda", name, wkv, marks=needs_gpu)
+        for name in ("auto", "portable")
+        for wkv in ("fp32", "fp16")
+    ),
+]
 FAMILIES = {"rwkv7": random_checkpoint, "rwkv7a": random_rwkv7a, "rwkv6": random_rwkv6}
 TEXT = (
     "User: What is the capital of France?\n\nAssistant: The capital of France is Paris.\n\n"
@@ -93,27 +100,30 @@ def add(row: list, delta: RowDelta) -> None:
         kept += new
 
 
-@pytest.mark.parametrize(("device", "backend"), BACKENDS)
-def test_answers_are_those_alone(device: str, backend: str) -> None:
+@pytest.mark.parametrize(("device", "backend", "wkv"), STORED)
+def test_answers_are_those_alone(device: str, backend: str, wkv: str | None) -> None:
     """Prompts of the bundled model: alone, and as they arrive in batches of other sizes, cut anywhere."""
     asked = requests(200, None)
-    alone = answers(engine(None, device, backend=backend, prefill_tokens=4096), asked, 1)
+    alone = answers(engine(None, device, backend=backend, wkv=wkv, prefill_tokens=4096), asked, 1)
     assert len(alone) > len(asked)
-    mixed = engine(None, device, backend=backend, max_rows=24, prefill_tokens=13, prefix_cache_mb=64)
+    options = {"backend": backend, "wkv": wkv}
+    mixed = engine(None, device, max_rows=24, prefill_tokens=13, prefix_cache_mb=64, **options)
     assert answers(mixed, asked, 24) == alone
     assert mixed.counts.cache_hits > 0
     if device == "cuda":
-        mixed = engine(None, device, backend=backend, max_rows=320, prefill_tokens=700)
+        mixed = engine(None, device, max_rows=320, prefill_tokens=700, **options)
         assert answers(mixed, asked, 320) == alone
 
 
-@pytest.mark.parametrize(("device", "backend"), BACKENDS)
+@pytest.mark.parametrize(("device", "backend", "wkv"), STORED)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family(device: str, backend: str, family: str) -> None:
+def test_every_family(device: str, backend: str, wkv: str | None, family: str) -> None:
+    if (family, wkv) == ("rwkv6", "fp16"):
+        pytest.skip("is refused")
     weights = from_tensors(family, FAMILIES[family](3, 192, 700))
-    asked = requests(40, 690)
-    alone = answers(engine(weights, device, backend=backend), asked, 1)
-    mixed = engine(weights, device, backend=backend, max_rows=16, prefill_tokens=23)
+    asked, options = requests(40, 690), {"backend": backend, "wkv": wkv}
+    alone = answers(engine(weights, device, **options), asked, 1)
+    mixed = engine(weights, device, max_rows=16, prefill_tokens=23, **options)
     assert answers(mixed, asked, 16) == alone
 
 
@@ -128,8 +138,11 @@ def test_threads_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_session_goes_on_as_if_it_had_never_ended(device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("device", "wkv"),
+    [("cpu", None), *(pytest.param("cuda", wkv, marks=needs_gpu) for wkv in (None, "fp16"))],
+)
+def test_a_session_goes_on_as_if_it_had_never_ended(device: str, wkv: str | None, tmp_path: Path) -> None:
     """Turns from the slot, from the tokens of a database, and one prompt of all tokens."""
     prompts = [f"User: {text}\n\nAssistant:" for text in ("My name is Anna.", "What is my name?", "Hello!")]
     sampling = Sampling(temperature=1.2, seed=5)
@@ -149,12 +162,13 @@ def test_a_session_goes_on_as_if_it_had_never_ended(device: str, tmp_path: Path)
     def conversation(file: Path | None, images: bool = True) -> list[dict[str, list]]:
         """Over a database that is opened anew for each turn, with or without its stored states."""
         found = []
-        model = engine(None, device, max_rows=4, l1=4)
+        model = engine(None, device, max_rows=4, l1=4, wkv=wkv)
         for number in range(len(prompts)):
             if file:
                 if not images:
                     shutil.rmtree(f"{file}.images", ignore_errors=True)
-                model = engine(None, device, max_rows=4, prefill_tokens=7 + number, state_db=str(file))
+                options = {"state_db": str(file), "wkv": wkv}
+                model = engine(None, device, max_rows=4, prefill_tokens=7 + number, **options)
             found.append(answers(model, [turn(number)], 1, closes=bool(file)))
         model.close()
         return found
@@ -174,13 +188,19 @@ def test_a_session_goes_on_as_if_it_had_never_ended(device: str, tmp_path: Path)
             top_logprobs=3,
             return_ids=True,
         )
-        assert answers(engine(None, device, max_rows=4), [request], 1) == found
+        assert answers(engine(None, device, max_rows=4, wkv=wkv), [request], 1) == found
         tokens += found[f"{number} 0"][1]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_it_does_not_hold_for_is_refused(device: str) -> None:
-    for options in ({"wkv": "fp16"}, {"max_adapters": 1}):
+    rwkv6 = from_tensors("rwkv6", random_rwkv6(2, 128, 700))
+    for weights, options in ((rwkv6, {"wkv": "fp16"}), (None, {"max_adapters": 1})):
         (name,) = options
         with pytest.raises(DeviceError, match=name.replace("_", "-")):
-            engine(None, device, **options)
+            engine(weights, device, **options)
+
+
+def test_states_in_fp16_are_refused_on_a_cpu() -> None:
+    with pytest.raises(DeviceError, match="fp32 on a CPU"):
+        engine(None, "cpu", wkv="fp16")

@@ -44,6 +44,26 @@ class TestCodes:
         check_codes(kernels, 3 if n < 2048 else 1, rows, n, k, kind, activation)
 
 
+@pytest.mark.parametrize("rows", [1, 16, 33, 257, 320, 700])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("activation", [IDENTITY, RELU_SQUARE])
+class TestSameBits:
+    pytestmark = on_hopper
+
+    @pytest.mark.parametrize(("parts", "n", "k"), [(1, 8512, 192), (1, 16384, 1024), (3, 4096, 4096)])
+    def test_where_k_is_not_split_a_tile_has_the_bits_of_the_other_kernel(
+        self, kernels, rows, transposed, activation, parts, n, k
+    ):
+        assert tile.adds_in_order(parts, n, k)
+        ws = list(normal(parts, *((k, n) if transposed else (n, k)), std=k**-0.5))
+        xs, found = list(normal(parts, rows, k)), []
+        for many in (False, True):
+            ys = poisoned(parts, rows, n)
+            kernels.gemm_tile(ws, xs, list(ys), activation, transposed, many)
+            found.append(ys)
+        assert torch.equal(*found)
+
+
 class TestTiles:
     """Every shape, with more tiles than multiprocessors, stages that are used again, and tiles in part."""
 

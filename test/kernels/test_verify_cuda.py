@@ -130,9 +130,10 @@ def test_each_token_gives_what_it_gives_in_a_step_of_its_own(model, wkv):
     check_step(runner, [1, 8, 3, 1, 2], exact=False)
 
 
+@pytest.mark.parametrize("wkv", [torch.float32, torch.float16])
 @pytest.mark.parametrize("model", MODELS)
-def test_where_rows_do_not_depend_on_the_batch_it_gives_the_same_bits(model):
-    runner, _ = runner_of(MODELS[model](), torch.float32, invariant=True)
+def test_where_rows_do_not_depend_on_the_batch_it_gives_the_same_bits(model, wkv):
+    runner, _ = runner_of(MODELS[model](), wkv, invariant=True)
     for counts in ([2], [8], [1, 8, 3, 1, 2]) if EMULATED else ([2], [5], [8], [1, 8, 3, 1, 2], [8] * 8):
         check_step(runner, counts, exact=True)
 

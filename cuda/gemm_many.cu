@@ -10,7 +10,8 @@
 //
 // Sums are fp32, over k in order: those of a row are the same beside any other rows. With
 // TileShape::partial_sums those over each of split_k parts of K are the result of the one GEMM, y [split_k,
-// M, N] fp32, for a norm to add up: so a few tiles give all multiprocessors work.
+// M, N] fp32, for a norm to add up: so a few tiles give all multiprocessors work. Without, split_k > 1 makes
+// the sums those of gemm_tile.cu with as many parts.
 #include "gemm_many_launch.cuh"
 
 extern "C" {

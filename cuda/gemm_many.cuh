@@ -45,6 +45,12 @@ struct SplitSums {
     float* y;
 };
 
+// K in parts of so many steps, whose sums are added up in their order: the sums that gemm_tile.cu has, to the
+// bit, where its clusters have a part each.
+struct PartsInTurn {
+    int each;
+};
+
 // A block's sizes. W: how w lies in memory (gemm_tile_layout.cuh).
 template <typename W, int GROUPS, int TN>
 struct ManyTile {
@@ -90,13 +96,14 @@ __device__ __forceinline__ void store_sums(const float (&acc)[TN / 2], float* y,
     }
 }
 
-// Small: SmallGemms, if there are some, or SplitSums.
+// Small: SmallGemms, if there are some, or SplitSums, or PartsInTurn.
 template <typename W, int GROUPS, int TN, typename Small>
 __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
     gemm_many_kernel(const __grid_constant__ ManyGemms p, const __grid_constant__ Small small) {
 #if HOPPER
     using namespace hopper;
-    constexpr bool SMALL = std::is_same_v<Small, SmallGemms>, SPLIT = std::is_same_v<Small, SplitSums>;
+    constexpr bool SMALL = std::is_same_v<Small, SmallGemms>, SPLIT = std::is_same_v<Small, SplitSums>,
+                   IN_TURN = std::is_same_v<Small, PartsInTurn>;
     using Tile = ManyTile<W, GROUPS, TN>;
     constexpr int STAGES = Tile::STAGES;
     extern __shared__ __align__(1024) uint8_t raw[];
@@ -267,9 +274,19 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
                 arrive(empty + stage * 8);
             }
         } else {
-            int before = 0;
+            int before = 0, until = p.steps;
+            float sums[IN_TURN ? TN / 2 : 1] = {};  // of the parts that are through
+            if constexpr (IN_TURN) until = small.each;
 #pragma unroll 1
             for (int i = 0; i < p.steps; i++, next()) {
+                if constexpr (IN_TURN)
+                    if (i == until) {
+                        wgmma_wait<0>();
+#pragma unroll
+                        for (int j = 0; j < TN / 2; j++) sums[j] += acc[j];
+                        clear(acc);
+                        until += small.each;
+                    }
                 const uint32_t w = ring + stage * Tile::STAGE_BYTES, a = operand(w + group * W::TILE_BYTES),
                                b = operand(w + Tile::W_ROOM);
                 barrier_wait(full + stage * 8, phase);
@@ -288,6 +305,9 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
             }
             wgmma_wait<0>();
             if (signals) arrive(empty + before * 8);
+            if constexpr (IN_TURN)
+#pragma unroll
+                for (int j = 0; j < TN / 2; j++) acc[j] = sums[j] + acc[j];
         }
 
         if constexpr (SPLIT) {

@@ -9,6 +9,7 @@ template <typename W, int GROUPS, int TN, typename Small>
 constexpr bool has_tiles() {
     constexpr bool fp16 = !W::CODES && !W::FP8;
     if (std::is_same_v<Small, SplitSums>) return fp16 && GROUPS * TN <= 320;
+    if (std::is_same_v<Small, PartsInTurn>) return fp16 && GROUPS == 2 && (TN == 128 || TN == 160);
     if (std::is_same_v<Small, SmallGemms>) return fp16 && !W::TRANSPOSED && GROUPS <= 2 && GROUPS * TN > 80;
     return TN > 80;
 }
@@ -64,7 +65,8 @@ inline bool set_up_small(SmallGemms& small, const ManyGemms& p, const GemmPart* 
 }
 
 // p: with scales, if there are, and with maps of w, if it is codes by columns. k: numbers of two bytes.
-// beside: small GEMMs, with Halves. y is sums of parts of K with one GEMM in fp16 alone.
+// beside: small GEMMs, with Halves. y is sums of parts of K with one GEMM in fp16 alone. Otherwise split_k is
+// the number of parts of K that are added up in their order.
 template <typename W>
 int launch_many(ManyGemms& p, const void* const* w, const void* const* x, void* const* y, int count, int m,
                 int n, int k, int square, const TileShape& shape, cudaStream_t stream,
@@ -96,6 +98,11 @@ int launch_many(ManyGemms& p, const void* const* w, const void* const* x, void* 
     }
     if (shape.partial_sums)
         return launch_many_with<W>(p, SplitSums{static_cast<float*>(y[0])}, shape, stream);
+    if (shape.split_k > 1) {
+        // As `set_up` of gemm_tile_launch.cuh has it: whole pairs of strips.
+        const int pairs = (p.steps + 1) / 2, each = (pairs + shape.split_k - 1) / shape.split_k * 2;
+        return launch_many_with<W>(p, PartsInTurn{each}, shape, stream);
+    }
     return launch_many_with<W>(p, NoGemms(), shape, stream);
 }
 }  // namespace

@@ -50,11 +50,14 @@ class TestCodes:
 class TestSameBits:
     pytestmark = on_hopper
 
-    @pytest.mark.parametrize(("parts", "n", "k"), [(1, 8512, 192), (1, 16384, 1024), (3, 4096, 4096)])
-    def test_where_k_is_not_split_a_tile_has_the_bits_of_the_other_kernel(
-        self, kernels, rows, transposed, activation, parts, n, k
+    @pytest.mark.parametrize(
+        ("parts", "n", "k"),
+        [(1, 8512, 192), (3, 4096, 4096), (1, 4096, 16384), (1, 2048, 2048), (1, 1024, 4160), (3, 768, 768)],
+    )
+    def test_of_a_batch_invariant_model_they_are_those_of_a_tile(
+        self, kernels, monkeypatch, rows, transposed, activation, parts, n, k
     ):
-        assert tile.adds_in_order(parts, n, k)
+        monkeypatch.setattr(kernels, "invariant", True)
         ws = list(normal(parts, *((k, n) if transposed else (n, k)), std=k**-0.5))
         xs, found = list(normal(parts, rows, k)), []
         for many in (False, True):

@@ -13,7 +13,9 @@ from torch import Tensor
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SPARSE_SPLITS, GemmPart
 from rwkv_batch.ops.cuda.tile import (
     X_ROWS,
+    adds_in_order,
     many_shape,
+    many_shape_in_turn,
     many_shape_split,
     tile_shape,
     tile_shape_coded,
@@ -101,8 +103,8 @@ class GemmKernels:
         """y = f(x w^T) for up to three w `[N, K]`, x `[M, K]` and y `[M, N]` of one shape; needs `has_tile`.
 
         transposed: w is stored as `[K, N]`. f is IDENTITY or RELU_SQUARE; N and K are multiples of 64.
-        many: by the kernel for hundreds of rows, whose sums are those of the other, to the bit, where
-        `tile.adds_in_order`. beside: with
+        many: by the kernel for hundreds of rows, whose sums may differ from those of the other unless
+        `invariant`. beside: with
         `many` and not transposed, up to four small GEMMs with the same M and K in the same launch; N is a
         multiple of 16.
         """
@@ -111,6 +113,8 @@ class GemmKernels:
         count, turned = len(ws), int(transposed)
         if many:
             shape, small = many_shape(count, n, m, beside=[len(part[0]) for part in beside]), _beside(beside)
+            if self.invariant and not adds_in_order(count, n, k):
+                shape = many_shape_in_turn(count, n, k, m)
             self._call("rwkv_gemm_many", *pointers, count, m, n, k, turned, square, byref(shape), *small)
         else:
             shape = tile_shape(count, n, k, m, transposed)

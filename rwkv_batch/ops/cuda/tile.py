@@ -16,6 +16,7 @@ X_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 256)  # rows of x that a tile may h
 MANY_ROWS = {1: (160, 192, 256), 2: (128, 160, 192, 256), 3: (160, 192, 256), 4: (128, 160)}
 BESIDE_ROWS = {1: MANY_ROWS[1], 2: (80, *MANY_ROWS[2])}  # where small GEMMs are in the same launch
 SPLIT_ROWS = {1: (80, 160, 192, 256), 2: (80, 128, 160)}  # where the result is sums over parts of K
+IN_TURN_ROWS = (128, 160)  # by two warpgroups, where parts of K are added up in their order
 # Of those with codes: microseconds of a tile of int8 with K of 4096, among others on a whole H100.
 MANY_CODES = {
     1: {160: 22.5, 192: 25.5, 256: 29.3},
@@ -63,6 +64,15 @@ def tile_shape(parts: int, n: int, k: int, m: int, transposed: bool) -> TileShap
 def adds_in_order(parts: int, n: int, k: int) -> bool:
     """Whether the sums of `tile_shape` go over all of K in order, as those of `many_shape` do."""
     return _split_k(parts, n, k, MULTIPROCESSORS) == 1
+
+
+def sums_as_many(parts: int, n: int, k: int, m: int) -> bool:
+    """Whether gemm_many may take the place of gemm_tile with the same sums, to the bit.
+
+    With K in parts it has no tiles that suit few rows of w and of x.
+    """
+    tiles = -(-m // IN_TURN_ROWS[-1]) * parts * n // (2 * TILE_W_ROWS)
+    return adds_in_order(parts, n, k) or tiles >= MULTIPROCESSORS
 
 
 def tile_shape_coded(
@@ -186,6 +196,16 @@ def many_shape(
     shapes = [(groups, rows) for groups in sizes for rows in sizes[groups] if rows <= most_rows]
     groups, rows = min(shapes, key=cost)
     return TileShape(rows, groups, 1)
+
+
+def many_shape_in_turn(parts: int, n: int, k: int, m: int) -> TileShape:
+    """The shape of gemm_many with the sums of `tile_shape`, which has K in parts."""
+
+    def cost(rows: int) -> float:
+        tiles = -(-m // rows) * parts * -(-n // (2 * TILE_W_ROWS))
+        return -(-tiles // MULTIPROCESSORS) * _cost_of_tile(2 * TILE_W_ROWS, rows)
+
+    return TileShape(min(IN_TURN_ROWS, key=cost), 2, _split_k(parts, n, k, MULTIPROCESSORS))
 
 
 def many_shape_split(n: int, m: int, split_k: int) -> TileShape:

@@ -103,13 +103,13 @@ class Gemms:
         wanted = dict.fromkeys(KINDS, INVARIANT) | {LOW_OUT: (LOW, STREAM)}
         candidates = {kind: self.candidates(kind, 0) for kind in KINDS}
         found = {kind: next(name for name in wanted[kind] if name in candidates[kind]) for kind in KINDS}
-        many = (kind for kind, name in found.items() if name == TILE and self._adds_as_many(kind))
+        many = (kind for kind, name in found.items() if name == TILE and self._adds_as_many(kind, tokens))
         return found | {kind: MANY for kind in many if MANY in self.candidates(kind, tokens)}
 
-    def _adds_as_many(self, kind: str) -> bool:
-        """Whether "tile" adds up products in the order of "many", which is that of K."""
+    def _adds_as_many(self, kind: str, tokens: int) -> bool:
+        """Whether "many" suits so many tokens where its sums must be those of "tile"."""
         product = self._products[kind]
-        return tile.adds_in_order(product.count, *product.shape)
+        return tile.sums_as_many(product.count, *product.shape, tokens)
 
     def call(self, kind: str, layer: CudaLayer, b: Buffers) -> GemmCall:
         """The GEMM of a kind over what the buffers hold, to be timed."""

@@ -55,18 +55,22 @@ __global__ void LAUNCH_BOUNDS(THREADS, BLOCKS)
         }
 #pragma unroll 1
         for (int begin = first; begin <= last; begin += TOKENS) {
+            // All are asked for before the first is waited for. Behind the last token it is read once more.
+            Inputs asked[EACH];
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+                asked[i] = inputs(in, min(begin + i * (THREADS / WARP) + warp, last), head, lane);
             __half2 gates[EACH];
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
                 const int place = i * (THREADS / WARP) + warp;
+                gates[i] = asked[i].g;
                 if (begin + place > last) continue;
-                const Inputs x = inputs(in, begin + place, head, lane);
-                gates[i] = x.g;
-                Single::put(own.prepared[place], lane, prepare(x, c, mixes_v), {});
+                Single::put(own.prepared[place], lane, prepare(asked[i], c, mixes_v), {});
             }
             __syncthreads();
             const int here = min(TOKENS, last - begin + 1);
-#pragma unroll 1
+#pragma unroll 2  // what a token reads out is summed up while the next one goes on
             for (int place = 0; place < here; place++)
                 if constexpr (KEPT) {
                     const int to = rows.kept[begin + place];

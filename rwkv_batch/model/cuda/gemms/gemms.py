@@ -99,7 +99,9 @@ class Gemms:
         return next(method for method in FOR_MANY if method in candidates)
 
     def invariant_methods(self, tokens: int) -> dict[str, str]:
-        """A method for each kind whose sums for a row are the same for any number of rows."""
+        """A method for each kind whose sums for a row are the same for any number of rows: that of any other
+        number, or a faster one that has the same sums.
+        """
         wanted = dict.fromkeys(KINDS, INVARIANT) | {LOW_OUT: (LOW, STREAM)}
         candidates = {kind: self.candidates(kind, 0) for kind in KINDS}
         found = {kind: next(name for name in wanted[kind] if name in candidates[kind]) for kind in KINDS}

@@ -71,6 +71,7 @@ class Gemms:
             *block_codes.methods(kernels),
         ]
         self._products = _products(weights)
+        self._same_sums: dict[int, dict[str, str]] = {}
         self._named = {
             (kind.removesuffix("_split"), method.name): method
             for kind, product in self._products.items()
@@ -102,16 +103,24 @@ class Gemms:
         """A method for each kind whose sums for a row are the same for any number of rows: that of any other
         number, or a faster one that has the same sums.
         """
+        if tokens not in self._same_sums:  # of a step of each size
+            self._same_sums[tokens] = self._with_same_sums(tokens)
+        return self._same_sums[tokens]
+
+    def _with_same_sums(self, tokens: int) -> dict[str, str]:
         wanted = dict.fromkeys(KINDS, INVARIANT) | {LOW_OUT: (LOW, STREAM)}
         candidates = {kind: self.candidates(kind, 0) for kind in KINDS}
         found = {kind: next(name for name in wanted[kind] if name in candidates[kind]) for kind in KINDS}
-        many = (kind for kind, name in found.items() if name == TILE and self._adds_as_many(kind, tokens))
-        return found | {kind: MANY for kind in many if MANY in self.candidates(kind, tokens)}
+        for kind in [kind for kind, name in found.items() if name == TILE]:
+            product = self._products[kind]
+            if tile.sums_as_many(product.count, *product.shape, tokens) and self._takes(MANY, kind, tokens):
+                found[kind] = MANY
+        return found
 
-    def _adds_as_many(self, kind: str, tokens: int) -> bool:
-        """Whether "many" suits so many tokens where its sums must be those of "tile"."""
-        product = self._products[kind]
-        return tile.sums_as_many(product.count, *product.shape, tokens)
+    def _takes(self, name: str, kind: str, tokens: int) -> bool:
+        """Whether the method of that name can run a kind of GEMM for so many tokens."""
+        method = self._named.get((kind, name))
+        return method is not None and method.takes(self._products[kind], tokens)
 
     def call(self, kind: str, layer: CudaLayer, b: Buffers) -> GemmCall:
         """The GEMM of a kind over what the buffers hold, to be timed."""

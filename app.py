@@ -39,6 +39,7 @@ from rwkv_batch.flags import (
     not_understood,
     number,
     number_or_auto,
+    password,
     port,
     seconds,
     secret,
@@ -245,14 +246,14 @@ def command_line() -> argparse.ArgumentParser:
     )
     flag("--host", type=named, help="where to listen; 0.0.0.0 is every network (default %(default)s)")
     flag("--port", type=port, help="of all front ends (default %(default)s)")
-    _password(parser, "--password", "asked for on every route but translation, /health and / (default: none)")
-    _password(
+    password(parser, "--password", "asked for on every route but translation, /health and / (default: none)")
+    password(
         parser,
         "--admin-password",
         "asked for in place of --password on routes that load files (default: those answer to this machine "
         "only)",
     )
-    _password(
+    password(
         parser,
         "--metrics-password",
         "asked for in place of --password on /metrics and /stats (default: none)",
@@ -521,15 +522,6 @@ def command_line() -> argparse.ArgumentParser:
         help="lines of text, or of JSON with key, tokens and times of each request (default %(default)s)",
     )
     return parser
-
-
-def _password(parser: argparse.ArgumentParser, name: str, about: str) -> None:
-    """A flag for a password, and one for the file that has it, as others see the flags of a process."""
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument(name, metavar="W", help=about)
-    file = f"a file whose one line is {name}; other users of the machine see the flags of a process"
-    place = name.removeprefix("--").replace("-", "_")
-    either.add_argument(f"{name}-file", type=secret, dest=place, metavar="FILE", help=file)
 
 
 def _engines(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[EngineConfig, ...]:

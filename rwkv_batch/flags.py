@@ -123,6 +123,15 @@ def secret(path: str) -> str:
     return lines[0]
 
 
+def password(parser: argparse.ArgumentParser, name: str, about: str) -> None:
+    """A flag for a password, and one for the file that has it, as others see the flags of a process."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(name, metavar="W", help=about)
+    file = f"a file whose one line is {name}; other users of the machine see the flags of a process"
+    place = name.removeprefix("--").replace("-", "_")
+    either.add_argument(f"{name}-file", type=secret, dest=place, metavar="FILE", help=file)
+
+
 def _unreadable(path: str, error: OSError | UnicodeDecodeError) -> str:
     why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
     return f"{path} cannot be read ({why}); name a file of text that the server may read"

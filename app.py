@@ -17,6 +17,7 @@ from rwkv_batch.audit.log import AuditLog
 from rwkv_batch.batches.store import BatchesError, BatchStore
 from rwkv_batch.config import (
     MODEL_NAME,
+    ActivationsName,
     EngineConfig,
     FrontendConfig,
     LogFormat,
@@ -217,6 +218,13 @@ def command_line() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="whether --weights changes the last matrix too, which gives the logits: to int8 with every "
         "format of 8 bits and fewer, never to less (default: yes, but not with fewer than 8 bits)",
+    )
+    flag(
+        "--activations",
+        choices=get_args(ActivationsName),
+        help="round the inputs of matrices in int8, int4 or int4-128 too, in steps of more than 64 tokens on "
+        "a Hopper GPU, and multiply with copies of the matrices in fp8: faster, less exact, and a byte more "
+        "a parameter (default: no; with --weights fp8 it is so anyway)",
     )
     flag(
         "--adapter",

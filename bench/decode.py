@@ -18,6 +18,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -27,6 +28,7 @@ from bench.engine_level import Through
 from bench.graphs import Graphs, report
 from bench.host_handover import through_host
 from bench.make_checkpoint import ACTIVE_SHARE, ALL_SIZES, FAMILIES
+from rwkv_batch.config import ActivationsName
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.checkpoint import HEAD_SIZE, Checkpoint
 from rwkv_batch.model.cuda.steps.capture import gpu_seconds
@@ -152,6 +154,7 @@ def main() -> None:
     parser.add_argument(
         "--quantize-head", action=argparse.BooleanOptionalAction, help="as of app.py, with --weights"
     )
+    parser.add_argument("--activations", choices=get_args(ActivationsName), help="as of app.py")
     parser.add_argument("--backend", default="auto", help="as of app.py: portable, or torch")
     parser.add_argument("--batch-invariant", action="store_true", help="as of app.py")
     parser.add_argument(
@@ -199,22 +202,25 @@ def main() -> None:
     most = max([*batches, *(rows for rows, _ in shapes)])
     with torch.inference_mode(args.graphs):
         runner = (
-            Graphs(weights, most, DTYPES[args.wkv])
+            Graphs(weights, most, DTYPES[args.wkv], args.activations is not None)
             if args.graphs
             else Through(
                 weights,
                 most,
-                args.wkv,
                 max((rows * length for rows, length in shapes), default=4096),
-                args.backend,
-                args.batch_invariant,
                 gpus,
+                wkv=args.wkv,
+                backend=args.backend,
+                batch_invariant=args.batch_invariant,
+                activations=args.activations,
             )
         )
         print(json.dumps(environment()))
         level = "graphs" if args.graphs else "engine"
         print(
-            f"{weights.name} {args.weights or ''}, {level}, states {args.wkv}, device copy "
+            f"{weights.name} {args.weights or ''}"
+            f"{f' with activations {args.activations}' if args.activations else ''}, "
+            f"{level}, states {args.wkv}, device copy "
             f"{bandwidth / 1e12:.2f} TB/s"
         )
         results: dict[str, dict[str, dict[str, float]]] = {"decode": {}, "prefill": {}}
@@ -253,6 +259,7 @@ def main() -> None:
                     **environment(),
                     "model": weights.name,
                     "weights": args.weights,
+                    "activations": args.activations,
                     "level": level,
                     "wkv": args.wkv,
                     "copy": bandwidth,

@@ -5,6 +5,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -28,23 +29,19 @@ class Through:
         self,
         weights: Checkpoint,
         rows: int,
-        wkv: str,
         prefill_tokens: int,
-        backend: str,
-        batch_invariant: bool = False,
         gpus: Sequence[int] = (0,),
+        **options: Any,
     ) -> None:
-        """gpus: of the model's stages, in their order; one may have several."""
+        """gpus: of the model's stages, in their order; one may have several. options: of EngineConfig."""
         self.engine = Engine(
             weights,
             device="+".join(f"cuda:{number}" for number in gpus),
-            backend=backend,
             max_rows=rows,
-            wkv=wkv,
-            batch_invariant=batch_invariant,
             prefill_tokens=prefill_tokens,
             l1=0,
             prefix_cache_mb=0,
+            **options,
         )
         gc.collect()
         gc.freeze()  # as the server does: a collection of all there is would take as long as four large steps

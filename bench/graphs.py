@@ -29,8 +29,10 @@ class Graphs:
     Rows begin with different tokens and random states.
     """
 
-    def __init__(self, weights: Checkpoint, rows: int, wkv: torch.dtype) -> None:
-        self.model = CUDA_MODELS[weights.family](weights, few_rows=rows <= SPARSE_ROWS[-1])
+    def __init__(self, weights: Checkpoint, rows: int, wkv: torch.dtype, fp8_copies: bool = False) -> None:
+        """fp8_copies: as of `pack_weights`."""
+        few = rows <= SPARSE_ROWS[-1]
+        self.model = CUDA_MODELS[weights.family](weights, few_rows=few, fp8_copies=fp8_copies)
         self.states = self.model.new_states(rows, wkv)
         self._buffers: dict[str, torch.Tensor] = {}
 

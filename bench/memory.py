@@ -12,12 +12,14 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.decode import environment, need_gpu
+from rwkv_batch.config import ActivationsName
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.wire.protocol import GenerateRequest
@@ -29,6 +31,7 @@ def main() -> None:
     )
     parser.add_argument("--model", required=True, help="a checkpoint file")
     parser.add_argument("--weights", choices=FORMATS, help="as of app.py")
+    parser.add_argument("--activations", choices=get_args(ActivationsName), help="as of app.py")
     parser.add_argument("--gpu-memory", type=float, help="GiB, as of app.py")
     parser.add_argument("--max-rows", type=int, help="as of app.py")
     parser.add_argument("--prompt-tokens", type=int, default=300, help="of each row")
@@ -40,6 +43,7 @@ def main() -> None:
     engine = Engine(
         args.model,
         weights=args.weights,
+        activations=args.activations,
         gpu_memory=limit,
         max_rows=args.max_rows,
         device="cuda",

@@ -11,6 +11,7 @@ SamplerName = Literal["own", "flashinfer"]
 MoleRouter = Literal["topk0", "shared"]
 BackendName = Literal["auto", "torch", "portable"]
 WeightsName = Literal["fp16", "bf16", "int8", "fp8", "fp6", "fp5", "int4", "int4-128", "nf4"]
+ActivationsName = Literal["fp8"]
 IN_MEMORY = ":memory:"  # in place of a database's file: sessions end with the engine
 URLS = ("postgresql://", "postgres://")  # what those of databases begin with
 MODEL_NAME = re.compile(r"[\w.-]+")  # that somebody gives to a model
@@ -35,6 +36,8 @@ class EngineConfig(ProcessConfig):
     model_name: str | None = None  # by which requests choose it; None: that of the file
     weights: str | None = None  # a WeightsName, the format of the large matrices; None: as in the file
     quantize_head: bool | None = None  # whether the head is in it too; None: as suits the format
+    # An ActivationsName: what many rows multiply with matrices of 8 and 4 bits; None: as suits the format
+    activations: str | None = None
     adapter: str | None = None  # a file that is merged into the model
     adapter_alpha: float | None = None  # of its training; divided by the rank it is the scaling
     adapter_scaling: float | None = None  # in place of alpha

@@ -16,6 +16,7 @@ import torch
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.cuda.packed.packing import fp8_copy_bytes
 from rwkv_batch.ops.device import DeviceError, describe, free_bytes, host_bytes, reserve_bytes
 from rwkv_batch.runner.protocol import Batch, Runner
 from rwkv_batch.state.slots import States
@@ -119,15 +120,20 @@ def idle_slots(runner: Runner, rows: int, least: int, prefill_tokens: int, share
     return min(least + left // (needed[1] - needed[0]), MOST_IDLE)
 
 
-def check_weights(weights: Checkpoint, device: torch.device, kept: int, part: float = 1.0) -> None:
+def check_weights(
+    weights: Checkpoint, device: torch.device, kept: int, part: float = 1.0, fp8_copies: bool = False
+) -> None:
     """Before weights go to a GPU where others serve, whose steps must not run out of memory meanwhile.
 
     What is not packed is in fp16 there. `kept`: as in MemoryShare. part: what the stages on this device have
-    of the weights. Raises DeviceError.
+    of the weights. fp8_copies: whether matrices of codes lie there in fp8 too. Raises DeviceError.
     """
     if device.type == "cpu":
         return
-    needed = int(part * weights.bytes_held(torch.float16.itemsize) * FILLED_UP) + reserve_bytes(device)
+    held = weights.bytes_held(torch.float16.itemsize)
+    if fp8_copies:
+        held += fp8_copy_bytes(weights.packed)
+    needed = int(part * held * FILLED_UP) + reserve_bytes(device)
     free = free_bytes(device) - kept
     if needed > free:
         raise DeviceError(

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from rwkv_batch.config import EngineConfig, WeightsName
+from rwkv_batch.config import ActivationsName, EngineConfig, WeightsName
 from rwkv_batch.engine import Engine
 from rwkv_batch.evaluate.asks import AskedModel, EvaluationError, demand_texts, document
 from rwkv_batch.evaluate.compare import compare, held_out, texts_of
@@ -79,7 +79,8 @@ def _compare(args: argparse.Namespace) -> tuple[str, float, Result]:
     began = time.monotonic()
     name = f"{weights.name} ({weights.fingerprint}) on cpu"
     calibration = [document(text) for text in read_texts(args.calibrate)] if args.calibrate else []
-    return name, began, compare(weights, texts, formats, args.quantize_head, calibration)
+    fp8 = args.activations is not None
+    return name, began, compare(weights, texts, formats, args.quantize_head, calibration, fp8)
 
 
 def _open(args: argparse.Namespace) -> AskedModel:
@@ -164,6 +165,8 @@ def _parser() -> argparse.ArgumentParser:
     task.add_argument("file", type=Path, nargs="?", metavar="FILE", help='JSONL with "text", or a text')
     task.add_argument("--weights", default=FORMATS_COMPARED, metavar="LIST", help=f"({FORMATS_COMPARED})")
     task.add_argument("--quantize-head", action=argparse.BooleanOptionalAction, help="as of app.py")
+    what = "int8, int4 and int4-128 with them too, as of app.py, computed by rounding"
+    task.add_argument("--activations", choices=get_args(ActivationsName), help=what)
     task.add_argument("--calibrate", type=Path, metavar="TEXT", help="int4 by this text too, as of quantize")
     task.add_argument("--tokens", type=_positive, default=1000, metavar="N", help="that count (1000)")
     task.add_argument("--model-path", metavar="P", help="as for app.py; without it: the bundled model")

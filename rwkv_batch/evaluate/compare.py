@@ -6,7 +6,9 @@ Each model reads the same tokens. Of the places that count, the table says, in t
     perplexity   of the tokens that are there, and by how many percent it is above that of fp32
     agreement    how often both have the same likeliest token, the token before being given
 
-"fp8, many rows" is how a GPU multiplies many rows by fp8: the inputs of the matrices are fp8 too.
+"fp8, many rows" is how a GPU multiplies many rows by fp8: the inputs of the matrices are fp8 too. So are they
+in "int4, activations fp8", where the matrices but the head are copies in fp8 of what the format stands for.
+Either is computed here by rounding both sides, with sums in fp32.
 """
 
 import math
@@ -23,15 +25,19 @@ from rwkv_batch.evaluate.asks import document
 from rwkv_batch.evaluate.report import Json, Result
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.quantization.calibrate import calibrated
+from rwkv_batch.model.quantization.matrices import HEAD
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.ops.progress import hidden
-from rwkv_batch.ops.weights.channels import Fp8BothWeight, Fp8Weight
-from rwkv_batch.ops.weights.groups import CALIBRATED
+from rwkv_batch.ops.weights.channels import Fp8BothWeight, Fp8Weight, Int8Weight
+from rwkv_batch.ops.weights.formats import FORMATS
+from rwkv_batch.ops.weights.groups import CALIBRATED, Int4Weight
+from rwkv_batch.ops.weights.weight import Weight
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.sampling.prompt_logprobs import PromptScores
 
 FED_AT_ONCE = 256  # tokens
 FP32, FP8_OF_MANY_ROWS = "fp32", "fp8, many rows"
+COPIED = (Int8Weight, Int4Weight)  # formats of which a GPU may have copies in fp8
 HEADINGS = ("weights", "MB", "KL", "perplexity", "above fp32 by %", "agreement", "tokens")
 
 
@@ -83,11 +89,12 @@ def compare(
     formats: Sequence[str],
     head: bool | None = None,
     calibration: Sequence[Sequence[int]] = (),
+    fp8_copies: bool = False,
 ) -> Result:
     """The table for some formats. head: as for `quantize`.
 
-    calibration: tokens of texts by which int4 is packed a second time. Raises CheckpointError for a packed
-    checkpoint.
+    calibration: tokens of texts by which int4 is packed a second time. fp8_copies: whether formats are also
+    measured as many rows multiply with their copies in fp8. Raises CheckpointError for a packed checkpoint.
     """
     targets = torch.tensor([token for text in texts for token in text.tokens[text.first :]])
     reference: list[Tensor] = []
@@ -98,9 +105,9 @@ def compare(
         alone.add(found, found, targets[at : at + len(found)])
         at += len(found)
     records = [_record(FP32, checkpoint, alone, alone)]
-    for name, packed in _packed(checkpoint, formats, head, calibration):
+    for name, packed, run in _packed(checkpoint, formats, head, calibration, fp8_copies):
         distance, at = Distance(), 0
-        for wanted, found in zip(reference, _read(packed, texts, name), strict=True):
+        for wanted, found in zip(reference, _read(run, texts, name), strict=True):
             distance.add(wanted, found, targets[at : at + len(found)])
             at += len(found)
         records.append(_record(name, packed, distance, alone))
@@ -109,17 +116,30 @@ def compare(
 
 
 def _packed(
-    checkpoint: Checkpoint, formats: Sequence[str], head: bool | None, calibration: Sequence[Sequence[int]]
-) -> Iterator[tuple[str, Checkpoint]]:
-    """One at a time, as each may take what memory there is."""
+    checkpoint: Checkpoint,
+    formats: Sequence[str],
+    head: bool | None,
+    calibration: Sequence[Sequence[int]],
+    fp8_copies: bool,
+) -> Iterator[tuple[str, Checkpoint, Checkpoint]]:
+    """Each with what computes in its place. One at a time, as each may take what memory there is."""
     for name in formats:
         packed = quantize(checkpoint, name, head)
-        yield name, packed
+        yield name, packed, packed
         if name == Fp8Weight.format:
             both = {of: Fp8BothWeight.of(w) for of, w in packed.packed.items() if isinstance(w, Fp8Weight)}
-            yield FP8_OF_MANY_ROWS, replace(packed, packed=dict(packed.packed) | both)
+            yield FP8_OF_MANY_ROWS, packed, replace(packed, packed=dict(packed.packed) | both)
+        elif fp8_copies and issubclass(FORMATS[name], COPIED):
+            copies = {of: _copy(w) for of, w in packed.packed.items() if of != HEAD}
+            yield f"{name}, activations fp8", packed, replace(packed, packed=dict(packed.packed) | copies)
         if calibration and name in CALIBRATED:
-            yield f"{name}, calibrated", calibrated(checkpoint, name, calibration, head)
+            model = calibrated(checkpoint, name, calibration, head)
+            yield f"{name}, calibrated", model, model
+
+
+def _copy(weight: Weight) -> Fp8BothWeight:
+    """A matrix's copy in fp8, with inputs in fp8 too."""
+    return Fp8BothWeight.of(Fp8Weight.repack(weight, "cpu"))
 
 
 def held_out(count: int) -> list[ReadText]:

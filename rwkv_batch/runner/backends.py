@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Sequence
+from typing import get_args
 
 import torch
 
-from rwkv_batch.config import EngineConfig
+from rwkv_batch.config import ActivationsName, EngineConfig
 from rwkv_batch.model.checkpoint import TITLES, Checkpoint
 from rwkv_batch.model.cuda.packed import packing
 from rwkv_batch.model.quantization.matrices import is_half
@@ -33,6 +34,7 @@ def create_runner(checkpoint: Checkpoint, places: Sequence[torch.device], config
     Raises DeviceError if the backend does not run there, SamplerError if the sampler does not.
     """
     device = places[0]
+    _check_activations(checkpoint, device, config)
     _check_coded(checkpoint, device, config)
     _check_speculation(checkpoint, places, config)
     if config.batch_invariant:
@@ -79,6 +81,24 @@ def _check_speculation(checkpoint: Checkpoint, places: Sequence[torch.device], c
         )
 
 
+def _check_activations(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> None:
+    """Raises DeviceError where activations are asked for that a model does not have on a device."""
+    if config.activations is None:
+        return
+    what = f"--activations {config.activations}"
+    if config.activations not in get_args(ActivationsName):
+        raise DeviceError(f"There are no activations {config.activations}; use fp8.")
+    if device.type == "cpu" or config.backend != "auto":
+        where = "a CPU" if device.type == "cpu" else f"--backend {config.backend}"
+        raise DeviceError(f"{what} is not for {where}, but for Hopper GPUs (H100, H200); leave it out.")
+    if checkpoint.weights not in packing.TILED:
+        of = f"in {checkpoint.weights}" if checkpoint.weights else "not rounded"
+        raise DeviceError(
+            f"{what} is for --weights {', '.join(packing.TILED)}, and {checkpoint.name} is {of}; give one "
+            "of these, or leave it out."
+        )
+
+
 def _check_coded(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> None:
     """Raises DeviceError where a GPU is not to run by the kernels that have products for a format."""
     if not checkpoint.weights or is_half(checkpoint.weights) or device.type == "cpu":
@@ -105,6 +125,8 @@ def _create_cuda_runner(
     portable = config.backend == "portable"
     architectures = [(build.portable_architecture if portable else build.architecture)(p) for p in places]
     architecture = architectures[-1]
+    if config.activations:
+        _check_fp8(checkpoint, places, architectures)
     if checkpoint.packed and not packing.in_tiles(checkpoint.weights, architecture):
         log.warning(
             "--weights %s is made for few rows on this GPU: many rows and long prompts are slower than with "
@@ -118,22 +140,39 @@ def _create_cuda_runner(
             checkpoint.weights,
         )
     room, few = _room(config), config.max_rows is not None and config.max_rows <= SPARSE_ROWS[-1]
-    cuda_model = CUDA_MODELS[checkpoint.family]
+    cuda_model, fp8_copies = CUDA_MODELS[checkpoint.family], config.activations == "fp8"
     if len(places) > 1:
         models = []
         parts = layers_of_stages(checkpoint, len(places))
         for place, kind, part in zip(places, architectures, parts, strict=True):
             before = allocated_bytes(place)
-            models.append(cuda_model(checkpoint, place, kind, config.batch_invariant, few, part))
+            model = cuda_model(checkpoint, place, kind, config.batch_invariant, few, part, fp8_copies)
+            models.append(model)
             taken = (allocated_bytes(place) - before) / 2**30
             log.info("layers %d to %d: %s, %.1f GiB", part[0], part[-1], describe(place), taken)
         return StagedRunner(models, wkv_dtype, config.sampler, room)
-    model = cuda_model(checkpoint, places[0], architecture, config.batch_invariant, few)
+    model = cuda_model(checkpoint, places[0], architecture, config.batch_invariant, few, None, fp8_copies)
     return CudaRunner(model, wkv_dtype, config.sampler, room, config.speculate)
+
+
+def _check_fp8(checkpoint: Checkpoint, places: Sequence[torch.device], architectures: Sequence[str]) -> None:
+    """Raises DeviceError for a GPU without kernels for activations in fp8. Logs what these cost."""
+    for place, architecture in zip(places, architectures, strict=True):
+        if architecture != packing.HOPPER:
+            raise DeviceError(
+                f"--activations fp8 is for Hopper GPUs (H100, H200), not for {describe(place)}; leave it out."
+            )
+    copies = packing.fp8_copy_bytes(checkpoint.packed) / 2**30
+    if copies:
+        log.info("activations of more than 64 tokens are fp8; copies of the matrices take %.1f GiB", copies)
+    else:
+        log.info("--activations fp8 changes nothing: those of --weights fp8 are fp8 with many tokens anyway")
 
 
 def _check_invariant(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> None:
     """Raises DeviceError for what --batch-invariant does not hold with."""
+    if config.activations:
+        raise DeviceError("--batch-invariant keeps activations in fp16; leave --activations out.")
     if config.wkv == "fp16" and device.type == "cpu":
         raise DeviceError("--batch-invariant keeps states in fp32 on a CPU; leave --wkv fp16 out.")
     if config.wkv == "fp16" and checkpoint.family == "rwkv6":

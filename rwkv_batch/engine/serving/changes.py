@@ -29,6 +29,7 @@ from rwkv_batch.engine.memory import MemoryShare
 from rwkv_batch.engine.serving.models import Member, Models
 from rwkv_batch.engine.startup import SharedDatabase, open_store
 from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.cuda.packed.packing import TILED
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.quantization import packed_file
 from rwkv_batch.ops import device as devices
@@ -239,9 +240,12 @@ class ModelChanges:
         share = MemoryShare(host=self._hosts, kept=self._models.step_bytes)
         # Which are in the weights already; and this thread takes nobody's time.
         config = replace(without_adapter(config), weights=None, quantize_head=None, capture_late=False)
-        places = devices.find_devices(config.device)
+        if weights.weights not in TILED:
+            config = replace(config, activations=None)  # which the server has for models that can have them
+        places, copies = devices.find_devices(config.device), config.activations is not None
         for device in dict.fromkeys(places):
-            memory.check_weights(weights, device, share.kept, places.count(device) / len(places))
+            part = places.count(device) / len(places)
+            memory.check_weights(weights, device, share.kept, part, copies)
         free = [number for number in range(MOST_LOADED) if self._streams.get(number, _nothing)() is None]
         if not free:
             raise DeviceError(f"{MOST_LOADED} models are loaded beside those of the start; remove one.")

@@ -72,8 +72,9 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         invariant: bool = False,
         few_rows: bool = False,
         part: range | None = None,
+        fp8_copies: bool = False,
     ) -> None:
-        """architecture: as in build.build; None: that of the GPU. few_rows: as of `pack_weights`.
+        """architecture: as in build.build; None: that of the GPU. few_rows, fp8_copies: of `pack_weights`.
 
         invariant: whether a row's logits and state are to be the same, bit for bit, beside any others
         and wherever its tokens are cut into steps. Then every step is a prefill, and states are fp32, or
@@ -85,7 +86,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         self.part = part or range(checkpoint.layers)
         with torch.cuda.device(self.device):
             self.kernels = Kernels(self.device, architecture, invariant)
-            self.weights = self._pack_weights(few_rows)
+            self.weights = self._pack_weights(few_rows, fp8_copies)
             self._buffer_shape = self.weights.buffer_shape
         self._graphs: tuple[States, dict[bool, Ladders]] | None = None  # by whether some rows have adapters
         # Rows of a decode graph, and tokens of a prefill graph.
@@ -430,8 +431,8 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         """How each kind of GEMM runs for so many tokens, as far as that is known."""
 
     @abstractmethod
-    def _pack_weights(self, few_rows: bool) -> Weights:
-        """Copy the checkpoint to the GPU. few_rows: as of the constructor."""
+    def _pack_weights(self, few_rows: bool, fp8_copies: bool) -> Weights:
+        """Copy the checkpoint to the GPU. few_rows, fp8_copies: as of the constructor."""
 
     @abstractmethod
     def _decode_layers(

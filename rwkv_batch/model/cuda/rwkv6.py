@@ -49,7 +49,7 @@ class RWKV6Cuda(CudaModel[Rwkv6CudaWeights, Rwkv6Buffers]):
         large = {"stream": Stream(self.kernels, "stream", 16), "tile": Tile(self.kernels, "tile")}
         return large | {"blas": Blas(self.kernels, "blas")}
 
-    def _pack_weights(self, few_rows: bool) -> Rwkv6CudaWeights:
+    def _pack_weights(self, few_rows: bool, fp8_copies: bool) -> Rwkv6CudaWeights:
         return pack_rwkv6(self.checkpoint, self.device, self.part)
 
     def _decode_layers(

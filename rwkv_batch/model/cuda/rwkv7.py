@@ -54,8 +54,9 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         invariant: bool = False,
         few_rows: bool = False,
         part: range | None = None,
+        fp8_copies: bool = False,
     ) -> None:
-        super().__init__(checkpoint, device, architecture, invariant, few_rows, part)
+        super().__init__(checkpoint, device, architecture, invariant, few_rows, part, fp8_copies)
         with torch.cuda.device(self.device):
             whole = len(self.part) == checkpoint.layers
             self.row = RowStep.for_model(self.kernels, self.weights) if whole else None
@@ -85,8 +86,9 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         methods = self.gemms.invariant_methods if self.kernels.invariant else self.autotuner.methods
         return methods(tokens)
 
-    def _pack_weights(self, few_rows: bool) -> CudaWeights:
-        return pack_weights(self.checkpoint, self.device, self.kernels.architecture, few_rows, self.part)
+    def _pack_weights(self, few_rows: bool, fp8_copies: bool) -> CudaWeights:
+        kind = self.kernels.architecture
+        return pack_weights(self.checkpoint, self.device, kind, few_rows, self.part, fp8_copies)
 
     def _decode_layers(
         self,

@@ -36,7 +36,8 @@ class GroupWeight(Weight):
         In the last group what is missing is anything.
         """
         packed = self.parts["values"][rows]
-        numbers = pairs.index_select(0, packed.flatten().int()).view(torch.float32).view(len(packed), -1)
+        found = pairs.to(packed.device).index_select(0, packed.flatten().int())
+        numbers = found.view(torch.float32).view(len(packed), -1)
         filled = self.groups(self.shape[1]) * self.group
         numbers = pad(numbers, (0, filled - numbers.shape[1]))
         return numbers.view(len(packed), -1, self.group)

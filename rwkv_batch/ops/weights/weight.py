@@ -6,7 +6,7 @@ read some rows at a time, and no second copy of it is made.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, NamedTuple, Self
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 NUMBERS_AT_ONCE = 1 << 17  # of a matrix that is packed or read, in fp32
 ON_GPU_AT_ONCE = 1 << 26  # of one on a GPU, where each launch takes longer than so few numbers
+REPACKED_AT_ONCE = 1 << 22  # of one that is read and packed there: what both take is some 100 MB
 
 
 class PartLayout(NamedTuple):
@@ -45,14 +46,35 @@ class Weight(ABC):
     def pack(cls, matrix: Tensor) -> Self:
         """A matrix of finite numbers in any floating dtype. Numbers past the format's range saturate."""
         outputs, inputs = matrix.shape
+        at_once = ON_GPU_AT_ONCE if matrix.is_cuda else NUMBERS_AT_ONCE
+        return cls._pack((outputs, inputs), lambda rows: matrix[rows].float(), "cpu", at_once)
+
+    @classmethod
+    def repack(cls, weight: "Weight", device: torch.device | str) -> Self:
+        """The numbers that a matrix of another format stands for; read, packed and kept on a device."""
+        parts = {name: part.to(device) for name, part in weight.parts.items()}
+        source = type(weight)(weight.shape, parts)
+        on_cpu = torch.device(device).type == "cpu"
+        at_once = NUMBERS_AT_ONCE if on_cpu else REPACKED_AT_ONCE
+        return cls._pack(weight.shape, source.read_rows, device, at_once)
+
+    @classmethod
+    def _pack(
+        cls,
+        shape: tuple[int, int],
+        read: Callable[[slice], Tensor],
+        device: torch.device | str,
+        at_once: int,
+    ) -> Self:
+        """read: some rows in fp32. device: where the parts are. at_once: numbers that are read together."""
         parts = {
-            name: torch.empty(size, dtype=dtype)
-            for name, (dtype, size) in cls.layout(outputs, inputs).items()
+            name: torch.empty(size, dtype=dtype, device=device)
+            for name, (dtype, size) in cls.layout(*shape).items()
         }
-        for rows in blocks(outputs, inputs, ON_GPU_AT_ONCE if matrix.is_cuda else NUMBERS_AT_ONCE):
-            for name, part in cls.pack_rows(matrix[rows].float()).items():
+        for rows in blocks(*shape, at_once):
+            for name, part in cls.pack_rows(read(rows)).items():
                 parts[name][rows] = part
-        return cls((outputs, inputs), parts)
+        return cls(shape, parts)
 
     @classmethod
     @abstractmethod

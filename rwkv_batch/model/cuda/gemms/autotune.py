@@ -222,7 +222,7 @@ def likely(tokens: int) -> tuple[str, ...]:
         return SPARSE, STREAM, BESIDE, *CODES, TILE, *FOR_MANY
     if tokens <= LT_TOKENS:
         return TILE, *CODES, *FOR_MANY
-    return TILE if tokens <= TILE_TOKENS else MANY, "fp8", *FOR_MANY
+    return "fp8", TILE if tokens <= TILE_TOKENS else MANY, *FOR_MANY
 
 
 def kept_in(file: Path, gemms: Gemms) -> dict[str, str]:

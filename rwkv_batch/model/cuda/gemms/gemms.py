@@ -132,12 +132,15 @@ class Gemms:
 
     @property
     def format(self) -> str:
-        """Of the large matrices, and their form: "fp16", "int8", "int8-columns", "int8-blocks"."""
+        """Of the large matrices, and their form: "fp16", "int8", "int8-columns", "int8-blocks".
+
+        With copies in fp8 there are further methods to choose from: "int8-fp8", "int8-columns-fp8".
+        """
         w = self._products[VALUE].w
         if not isinstance(w, CodedMatrix):
             return "fp16"
         form = "-blocks" if isinstance(w, BlockMatrix) else "-columns" if w.columns else ""
-        return w.format + form
+        return w.format + form + ("" if w.fp8_copy is None else "-fp8")
 
 
 class StepGemms:

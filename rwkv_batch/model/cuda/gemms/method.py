@@ -73,14 +73,18 @@ class GemmCall:
     @property
     def codes(self) -> Codes:
         """The codes of all w, in the form in which kernels take them."""
-        ws = self.coded
-        return Codes([w.codes for w in ws], [w.scales for w in ws], ws[0].format, ws[0].columns)
+        return codes_of(self.coded)
 
     @property
     def room(self) -> Buffers:
         """The scratch, where a method needs it."""
         assert self.scratch is not None
         return self.scratch
+
+
+def codes_of(ws: Sequence[CodedMatrix]) -> Codes:
+    """Matrices of one format in the form in which kernels take them."""
+    return Codes([w.codes for w in ws], [w.scales for w in ws], ws[0].format, ws[0].columns)
 
 
 @dataclass(frozen=True)

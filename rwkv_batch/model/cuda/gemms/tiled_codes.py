@@ -10,7 +10,7 @@
 
 With fp8 on both sides, rows of x are made fp8 first, each with a scale of its own, by the norm before or on
 their own. That is less exact than "coded", which few rows run with in any case, as they wait for weights
-alone.
+alone. w is a matrix of fp8, or the copy in fp8 that one of another format has.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rwkv_batch.model.cuda.gemms.kinds import BESIDE, IN, MANY, SPARSE, SPLITS, VALUE, split_of
 from rwkv_batch.model.cuda.gemms.low_rank import in_launch
-from rwkv_batch.model.cuda.gemms.method import GemmCall, Method, Product
+from rwkv_batch.model.cuda.gemms.method import GemmCall, Method, Product, codes_of
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix
 from rwkv_batch.ops.cuda.abi import SPARSE_SPLITS, TILE_FEW_ROWS, TILE_K
 from rwkv_batch.ops.cuda.binding import Kernels
@@ -87,7 +87,7 @@ class PartialSums(Method):
     def fits(self, product: Product, tokens: int) -> bool:
         w = coded(product)
         # A norm that writes fp8 reads none.
-        most = FP8_TOKENS - 1 if w.format == "fp8" else MOST_OF_ONE_GROUP
+        most = MOST_OF_ONE_GROUP if w.in_fp8 is None else FP8_TOKENS - 1
         split = tokens <= most and partial_sums(*w.shape) > 1
         return split and not w.columns and not self.kernels.invariant
 
@@ -108,11 +108,11 @@ class Fp8(Method):
         self._most_rows = most_rows
 
     def fits(self, product: Product, tokens: int) -> bool:
-        in_fp8 = coded(product).format == "fp8" and tokens >= FP8_TOKENS
+        in_fp8 = coded(product).in_fp8 is not None and tokens >= FP8_TOKENS
         return in_fp8 and product.shape[1] % (2 * TILE_K) == 0 and not self.kernels.invariant
 
     def launch(self, call: GemmCall) -> None:
-        ws, ys, (x, x_scales), most = call.codes, call.ys, self._rows(call), self._most_rows
+        ws, ys, (x, x_scales), most = codes_of(_in_fp8(call)), call.ys, self._rows(call), self._most_rows
         self.kernels.gemm_tile_fp8(ws, list(x), list(x_scales), ys, call.activation, most)
 
     def _rows(self, call: GemmCall) -> CodedRows:
@@ -139,7 +139,7 @@ class Fp8Lt(Fp8):
         return self._number < self._lt.algorithm_count(product.of_tokens(tokens, fp8=True))
 
     def launch(self, call: GemmCall) -> None:
-        ws, rows = call.coded, self._rows(call)
+        ws, rows = _in_fp8(call), self._rows(call)
         for w, scale, x, x_scale, y in zip(ws, _scales(ws), *rows, call.ys, strict=True):
             self._lt.run_fp8(w.codes, scale, x, x_scale, y, self._number)
 
@@ -163,6 +163,11 @@ def coded(product: Product) -> CodedMatrix:
     """Its matrix, which is codes."""
     assert isinstance(product.w, CodedMatrix)
     return product.w
+
+
+def _in_fp8(call: GemmCall) -> list[CodedMatrix]:
+    """Each w in fp8."""
+    return [w.in_fp8 for w in call.coded if w.in_fp8 is not None]
 
 
 def _scales(ws: Sequence[CodedMatrix]) -> list[Tensor]:

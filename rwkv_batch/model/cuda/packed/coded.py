@@ -1,6 +1,6 @@
 """Matrices of 8 and 4 bits on a Hopper GPU, as `cuda/gemm_tile8.cu` and its neighbours read them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,9 +31,15 @@ class CodedMatrix:
     format: str  # "int8", "fp8", "int4" or "int4-128"
     shape: tuple[int, int]
     columns: bool = False  # whether `paired_columns` has made the codes: `[inputs, outputs]`
+    fp8_copy: "CodedMatrix | None" = None  # of the same numbers, for many rows of x in fp8
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    @property
+    def in_fp8(self) -> "CodedMatrix | None":
+        """What is multiplied with x in fp8: the matrix itself, or its copy, if it has one."""
+        return self if self.format == "fp8" else self.fp8_copy
 
     @property
     def device(self) -> torch.device:
@@ -58,6 +64,16 @@ def coded(weight: Weight, device: torch.device, columns: bool = False) -> CodedM
     columns = columns and isinstance(weight, Int8Weight)
     order = ordered_codes if isinstance(weight, Fp8Weight) else paired_columns if columns else tiles_of_8_bits
     return CodedMatrix(order(codes), scales, weight.format, shape, columns)
+
+
+def with_fp8_copy(matrix: CodedMatrix, weight: Weight) -> CodedMatrix:
+    """A matrix with a copy in fp8 of the numbers that it stands for, a byte each. weight: what it is made of.
+
+    One of fp8 needs none.
+    """
+    if matrix.format == "fp8":
+        return matrix
+    return replace(matrix, fp8_copy=coded(Fp8Weight.repack(weight, matrix.device), matrix.device))
 
 
 def filled(weight: Weight, device: torch.device) -> dict[str, Tensor]:

@@ -101,9 +101,7 @@ class CudaWeights(PackedWeights):
         layer = self.layers[-1]  # layer 0 has no "v"
         ranks = {name: len(w) for name, w in layer.low_in.items()}
         output = layer.output
-        fp8 = (
-            isinstance(output, CodedMatrix) and output.format == "fp8" and not isinstance(output, BlockMatrix)
-        )
+        fp8 = type(output) is CodedMatrix and output.in_fp8 is not None  # blocks have no such products
         return BufferShape(len(layer.output), len(layer.key), ranks, self.head.device, fp8)
 
 
@@ -113,13 +111,16 @@ def pack_weights(
     architecture: str = HOPPER,
     few_rows: bool = False,
     part: range | None = None,
+    fp8_copies: bool = False,
 ) -> CudaWeights:
     """Copy the weights to the GPU, layer by layer. architecture: of the kernels, which decides on codes.
 
     few_rows: whether so few rows run together that int8 is better laid out for skipping inactive hidden
     units, though more rows read it more slowly so. part: which layers; None: all. See PackedWeights.
+    fp8_copies: whether matrices of codes but the head also lie there in fp8, for many rows.
     """
-    tensors, packer = checkpoint.tensors, Packer(checkpoint.packed.values(), device, architecture)
+    tensors = checkpoint.tensors
+    packer = Packer(checkpoint.packed.values(), device, architecture, fp8_copies)
     part = part or range(checkpoint.layers)
     # The largest rank of any layer, as layers share their buffers: a checkpoint may have other ranks in each.
     ranks = {
@@ -154,7 +155,7 @@ def pack_weights(
     return CudaWeights(
         embedding,
         norm_tensors(tensors, "ln_out").to(device, torch.float16),
-        packer.pack(head) if isinstance(head, Weight) else pack_head(head, device),
+        packer.pack_head(head) if isinstance(head, Weight) else pack_head(head, device),
         packed_layers,
         checkpoint.vocab,
     )

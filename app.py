@@ -49,7 +49,7 @@ from rwkv_batch.keys.ledger import Ledger, limits_file
 from rwkv_batch.keys.records import Keyring, KeysError
 from rwkv_batch.keys.usage import UsageStore, usage_file
 from rwkv_batch.logs import begin_logging
-from rwkv_batch.ops.cuda.context import count_gpus
+from rwkv_batch.ops.compiled.gpu_context import count_gpus
 from rwkv_batch.processes.streams import keep_streams
 from rwkv_batch.supervisor import Supervisor, refuse
 

@@ -31,6 +31,12 @@ template <typename Number, bool KEPT, bool ROUNDED>
 __global__ void LAUNCH_BOUNDS(THREADS, BLOCKS)
     wkv_sequence_kernel(const __grid_constant__ TimeMixInput in, int tokens,
                         const __grid_constant__ PackedRowsInput rows, int left_out, const int* counted) {
+    // What a token of a prompt reads out is summed up while the next one goes on.
+#ifdef __HIP__
+    constexpr int UNDER_WAY = 1;  // clang does not unroll it
+#else
+    constexpr int UNDER_WAY = KEPT ? 1 : 2;
+#endif
     __shared__ Tokens own;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, head = blockIdx.x;
     const bool mixes_v = in.mix != nullptr;
@@ -59,7 +65,8 @@ __global__ void LAUNCH_BOUNDS(THREADS, BLOCKS)
             Inputs asked[EACH];
 #pragma unroll
             for (int i = 0; i < EACH; i++)
-                asked[i] = inputs(in, min(begin + i * (THREADS / WARP) + warp, last), head, lane);
+                if (!KEPT || begin + i * (THREADS / WARP) + warp <= last)  // drafts are short
+                    asked[i] = inputs(in, min(begin + i * (THREADS / WARP) + warp, last), head, lane);
             __half2 gates[EACH];
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
@@ -70,7 +77,7 @@ __global__ void LAUNCH_BOUNDS(THREADS, BLOCKS)
             }
             __syncthreads();
             const int here = min(TOKENS, last - begin + 1);
-#pragma unroll 2  // what a token reads out is summed up while the next one goes on
+#pragma unroll UNDER_WAY
             for (int place = 0; place < here; place++)
                 if constexpr (KEPT) {
                     const int to = rows.kept[begin + place];

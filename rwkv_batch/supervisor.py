@@ -20,7 +20,7 @@ from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig, is_url
 from rwkv_batch.keys.records import KeysError, read_and_copy
 from rwkv_batch.logs import begin_logging
 from rwkv_batch.ops.compiled.bytecode import keep_bytecode
-from rwkv_batch.ops.cuda.context import pci_address, prepare_context
+from rwkv_batch.ops.compiled.gpu_context import pci_address, prepare_context
 from rwkv_batch.ops.torch_libraries import loading_libraries
 from rwkv_batch.processes.announcing import announce
 from rwkv_batch.processes.changes import ChangeQueue

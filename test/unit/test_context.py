@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rwkv_batch.ops.cuda import context
-from rwkv_batch.ops.cuda.context import prepare_context
+from rwkv_batch.ops.compiled import gpu_context as context
+from rwkv_batch.ops.compiled.gpu_context import prepare_context
 
 
 class FakeDriver:
@@ -73,7 +73,7 @@ def test_no_driver(monkeypatch, tmp_path):
 
 
 def test_nothing_that_takes_long_is_imported():
-    code = "import sys; import rwkv_batch.ops.cuda.context; print('torch' in sys.modules)"
+    code = "import sys; import rwkv_batch.ops.compiled.gpu_context; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 

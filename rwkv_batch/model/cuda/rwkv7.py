@@ -120,11 +120,13 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         items = b.scratch("items", most_chunks * heads * self.kernels.chunk_bytes)
 
         def wkv(inputs: TimeMixInput, *, readout: ReadoutInput | None) -> None:
-            if rows.single:
+            alone = self.kernels.invariant and fp32  # then wkv_sequence takes single tokens too
+            if rows.single and not alone:
                 self.kernels.wkv_decode(inputs, rows.rows.slots[: rows.single], fp32, rows.counted, readout)
             if self.kernels.invariant:
                 assert readout is None
-                self.kernels.wkv_sequence(inputs, len(tokens), rows.rows, fp32, rows.single, rows.counted)
+                left_out = (0, None) if alone else (rows.single, rows.counted)
+                self.kernels.wkv_sequence(inputs, len(tokens), rows.rows, fp32, *left_out)
                 return
             for pieces in rows.pieces:
                 self.kernels.wkv_prefill(inputs, pieces, items, fp32, readout)

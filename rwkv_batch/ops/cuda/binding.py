@@ -257,9 +257,16 @@ class Kernels(GemmKernels):
         cut, bit for bit, and is that of `wkv_decode`. left_out: how many of the first rows, or `counted`
         `[1]` of them, do not run.
         """
-        count, numbers = len(rows.slots), self._numbers(fp32)
-        places = byref(rows.input), numbers, left_out, pointer(counted)
-        self._call("rwkv_wkv_sequence", byref(inputs), tokens, count, *places)
+        self._call(
+            "rwkv_wkv_sequence",
+            byref(inputs),
+            tokens,
+            len(rows.slots),
+            byref(rows.input),
+            self._numbers(fp32),
+            left_out,
+            pointer(counted),
+        )
 
     def wkv6(self, inputs: Wkv6Input, tokens: int, slots: Tensor, fp32: bool) -> None:
         """The time mix of RWKV-6 of one token of each of `slots` `[tokens]`. fp32: how states are stored."""

@@ -2,9 +2,9 @@
 
 import subprocess
 import sys
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,9 +19,9 @@ from rwkv_batch.ops import host_memory
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.protocol import Batch, Draws
 from rwkv_batch.runner.torch_runner import TorchRunner
-from rwkv_batch.state.slots import DeviceStates
 from rwkv_batch.wire.commands import LoadAdapter
 from rwkv_batch.wire.protocol import Rejected
+from state_pool import StatePool
 
 
 @pytest.mark.thorough
@@ -103,31 +103,17 @@ def test_a_step_without_pinned_memory_fails_its_request_for_now(monkeypatch: pyt
         driver.engine.close()
 
 
-def test_a_state_that_finds_none_on_its_way_to_a_slot_fails_the_turn_for_now(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_state_that_finds_none_on_its_way_to_a_slot_fails_the_turn_for_now() -> None:
     """A GPU writes what it has put off first, by numbers that lie in pinned memory."""
-    points, flush = FaultPoints(), DeviceStates.flush
-
-    def staged(states: DeviceStates, slots: Collection[int]) -> None:
-        host_memory.pinned(torch.tensor, list(slots), dtype=torch.int32)
-        flush(states, slots)
-
-    with pinned_memory(points):
-        driver = Driver(l1=1, l2=4)
-        for key in ("a", "b", "c"):
-            driver.say(PROMPTS[0], key)
-        monkeypatch.setattr(DeviceStates, "flush", staged)
-        points.arm(0, places=True)
-        driver.say(PROMPTS[1], "a")
-        assert points.places
-        number = 1 + next(i for i, place in enumerate(points.places) if " _restore " in f"{place} ")
-        points.arm(number)
-        answer = driver.until(driver.add(PROMPTS[1], "b"), (Rejected,))[-1]
-        assert isinstance(answer, Rejected) and answer.reason == "unavailable" and " _restore" in points.hit
-        points.disarm()
-        assert driver.say(PROMPTS[1], "b") == driver.say(PROMPTS[1], "c")
-        driver.engine.close()
+    driver = Driver(l1=1, l2=4)
+    for key in ("a", "b"):
+        driver.say(PROMPTS[0], key)
+    none_left = host_memory.NoPinnedMemory("The system has no pinned memory left.")
+    with mock.patch.object(StatePool, "_fill", side_effect=none_left):
+        answer = driver.until(driver.add(PROMPTS[1], "a"), (Rejected,))[-1]
+    assert isinstance(answer, Rejected) and answer.reason == "unavailable"
+    assert driver.say(PROMPTS[1], "a") == driver.say(PROMPTS[1], "b")
+    driver.engine.close()
 
 
 @pytest.mark.parametrize("sentence", [CUDA, "CUDA error: OS call failed or operation not supported"])

@@ -115,11 +115,20 @@ def test_answers_are_those_alone(device: str, backend: str, wkv: str | None) -> 
         assert answers(mixed, asked, 320) == alone
 
 
-@pytest.mark.parametrize(("device", "backend", "wkv"), STORED)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family(device: str, backend: str, wkv: str | None, family: str) -> None:
-    if (family, wkv) == ("rwkv6", "fp16"):
-        pytest.skip("is refused")
+@pytest.mark.parametrize(
+    ("family", "device", "backend", "wkv"),
+    [
+        *((family, "cpu", "auto", None) for family in FAMILIES),
+        *(
+            pytest.param(family, "cuda", name, wkv, marks=needs_gpu)
+            for family in FAMILIES
+            for name in ("auto", "portable")
+            for wkv in ("fp32", "fp16")
+            if (family, wkv) != ("rwkv6", "fp16")  # which is refused
+        ),
+    ],
+)
+def test_every_family(family: str, device: str, backend: str, wkv: str | None) -> None:
     weights = from_tensors(family, FAMILIES[family](3, 192, 700))
     asked, options = requests(40, 690), {"backend": backend, "wkv": wkv}
     alone = answers(engine(weights, device, **options), asked, 1)

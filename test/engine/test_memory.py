@@ -7,15 +7,17 @@ from collections.abc import Callable
 import pytest
 import torch
 from checkpoints import tiny, write_pth
-from cuda_gpu import needs_gpu
+from cuda_gpu import needs_gpu, time_nothing
 
 from bench.make_checkpoint import FAMILIES, random_checkpoint, random_rwkv6
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.checkpoint import from_tensors
+from rwkv_batch.model.cuda.packed.packing import fp8_copy_bytes
 from rwkv_batch.model.cuda.packed.rwkv6_weights import pack_rwkv6
 from rwkv_batch.model.cuda.packed.weights import pack_weights
+from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.ops import device
 from rwkv_batch.ops.cuda.buffers import Buffers, Rwkv6Buffers, buffer_bytes
 from rwkv_batch.ops.device import DeviceError
@@ -294,3 +296,20 @@ class TestOnAGpu:
         assert torch.cuda.max_memory_allocated() - others - weights < needed - device.reserve_bytes(
             engine.runner.device
         )
+
+    @pytest.mark.parametrize("device", ["cuda", "cuda:0+cuda:0"])
+    @pytest.mark.parametrize("kind", ["int8", "int4"])
+    def test_copies_in_fp8_count_as_weights(self, device, kind, monkeypatch):
+        if torch.cuda.get_device_capability() < (9, 0):
+            pytest.skip("--activations fp8 needs a Hopper GPU")
+        time_nothing(monkeypatch)
+        packed, taken = quantize(tiny(layers=4, width=512, vocab=500), kind), []
+        for activations in ("fp8", None, "fp8"):  # the first one also has what libraries take
+            with Engine(
+                packed, device=device, activations=activations, max_rows=100, capture_late=True
+            ) as engine:
+                rows = engine.generate([[7, 8, 9]] * 100, max_tokens=3, stop_ids=[])
+                assert [row.tokens for row in rows] == [3] * 100
+                taken.append(engine.info.weight_bytes)
+        copies = fp8_copy_bytes(packed.packed)
+        assert copies <= taken[2] - taken[1] < 1.1 * copies

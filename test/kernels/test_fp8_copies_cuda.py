@@ -4,20 +4,17 @@ import pytest
 import torch
 from changing_driver import ChangingDriver
 from checkpoints import tiny, write_pth
-from cuda_gpu import needs_gpu, off, poisoned, unflushed
+from cuda_gpu import needs_gpu, off, poisoned, time_nothing, unflushed
 from models_driver import WEIGHTS
 from row_adapters import write
 
 from bench.make_checkpoint import random_rwkv7a
-from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.adapters.low_rank import low_rank
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.adapters.reader import read
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
 from rwkv_batch.model.cuda.gemms import tiled_codes
-from rwkv_batch.model.cuda.gemms.autotune import Autotuner
 from rwkv_batch.model.cuda.gemms.method import GemmCall
-from rwkv_batch.model.cuda.packed.packing import fp8_copy_bytes
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.model.cuda.steps.graphs import decode_sizes, prefill_sizes
 from rwkv_batch.model.quantization.quantize import quantize
@@ -39,13 +36,6 @@ def unpacked(checkpoint: Checkpoint) -> Checkpoint:
     """An ordinary model of the numbers that the packed matrices stand for."""
     matrices = {name: weight.dequantize() for name, weight in checkpoint.packed.items()}
     return from_tensors("unpacked", dict(checkpoint.tensors) | matrices)
-
-
-@pytest.fixture
-def nothing_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GEMMs run by the methods that are guessed."""
-    monkeypatch.setattr(Autotuner, "unmeasured", lambda *_: [])
-    monkeypatch.setattr(Autotuner, "measure", lambda *_: None)
 
 
 def choose(model: RWKV7Cuda, method: str, sizes: list[int]) -> None:
@@ -157,24 +147,8 @@ def test_adapters_of_rows_lie_on_top(tmp_path):
         assert off(found, truth.forward(tokens, lengths, slots, wanted, adapters=having)) < LOGITS_FP8
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:0+cuda:0"])
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-@pytest.mark.usefixtures("nothing_timed")
-def test_an_engine_counts_copies_with_the_weights(device, kind):
-    packed, taken = quantize(tiny(layers=4, width=512, vocab=500), kind), []
-    for activations in ("fp8", None, "fp8"):  # the first one also has what libraries take
-        with Engine(
-            packed, device=device, activations=activations, max_rows=100, capture_late=True
-        ) as engine:
-            rows = engine.generate([[7, 8, 9]] * 100, max_tokens=3, stop_ids=[])
-            assert [row.tokens for row in rows] == [3] * 100
-            taken.append(engine.info.weight_bytes)
-    copies = fp8_copy_bytes(packed.packed)
-    assert copies <= taken[2] - taken[1] < 1.1 * copies
-
-
-@pytest.mark.usefixtures("nothing_timed")
-def test_a_model_that_is_loaded_later_has_it_where_its_format_takes_it(tmp_path):
+def test_a_model_that_is_loaded_later_has_it_where_its_format_takes_it(tmp_path, monkeypatch):
+    time_nothing(monkeypatch)
     plain = write_pth(tmp_path / "plain.pth", dict(WEIGHTS["two"].tensors))
     driver = ChangingDriver("one", folder=tmp_path, device="cuda", weights="int4", activations="fp8")
     for weights, copies in (("", True), ("fp16", False)):

@@ -26,6 +26,13 @@ def test_what_they_count_has_its_room_on_the_disk(tmp_path: Path) -> None:
     assert found.st_blocks * 512 >= found.st_size > 0
 
 
+def test_a_process_that_died_before_it_counted_spoils_nothing(tmp_path: Path) -> None:
+    (tmp_path / "counter_1.db").touch()
+    env = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", COUNT], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.stdout.split() == ["1.0"], done.stderr
+
+
 def test_without_room_there_is_a_warning(tmp_path: Path) -> None:
     env = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "nowhere")}
     code = "from routes.http.counts import _reserve; _reserve()"

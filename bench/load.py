@@ -1,7 +1,7 @@
 """Sends the requests of a plan, at random moments or a fixed number at a time, and records every answer.
 
-A stream costs httpx some 80 us of CPU an event, so one process reads about ten thousand events a second;
-bench/processes.py shares a load among several.
+One process reads some ten thousand events a second; bench/processes.py shares a load among several. Every
+request has a connection of its own, so that they spread over the front ends.
 """
 
 import asyncio
@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import msgspec
 
+from bench.http_post import HttpFailure, post
 from bench.report import Answer, Record, error_text, tokenizer
 
 PATHS = {
@@ -26,8 +28,6 @@ PATHS = {
     "big_batch": "/big_batch/completions",
 }
 NATIVE = ("batch", "big_batch")  # many prompts in one request
-# Every request has a connection of its own, so that they spread over the front ends.
-CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
 
 def base_url(url: str) -> str:
@@ -215,14 +215,7 @@ class Load:
             self._running.cancel()
 
     async def _run(self) -> None:
-        async with httpx.AsyncClient(
-            base_url=self.plan.url,
-            headers=self.plan.headers(),
-            timeout=None,
-            limits=CONNECTIONS,
-            trust_env=False,
-        ) as self._client:
-            await (self._open_loop() if self.plan.rate is not None else self._closed_loop())
+        await (self._open_loop() if self.plan.rate is not None else self._closed_loop())
 
     async def _open_loop(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -256,8 +249,8 @@ class Load:
         try:
             async with asyncio.timeout(self.plan.timeout):
                 await self._exchange(path, body, record)
-        except httpx.HTTPError as error:
-            record.failure = record.failure or str(error) or type(error).__name__
+        except HttpFailure as error:
+            record.failure = record.failure or str(error)
         except TimeoutError:
             record.failure = f"no complete answer within {self.plan.timeout:g} s"
         record.end = time.monotonic()
@@ -265,13 +258,14 @@ class Load:
 
     async def _exchange(self, path: str, body: dict, record: Record) -> None:
         answer, moment = Answer(record), Moment()
-        async with self._client.stream("POST", path, json=body) as reply:
-            if reply.status_code != 200:
-                record.failure = f"HTTP {reply.status_code}: {error_text(await reply.aread())}"
+        data = msgspec.json.encode(body)
+        async with post(self.plan.url, path, data, self.plan.headers()) as reply:
+            if reply.status != 200:
+                record.failure = f"HTTP {reply.status}: {error_text(await reply.read())}"
             elif "event-stream" not in reply.headers.get("content-type", ""):
-                answer.take_whole(await reply.aread(), time.monotonic())
+                answer.take_whole(await reply.read(), time.monotonic())
             else:
-                async for data in reply.aiter_raw():
+                async for data in reply.pieces():
                     self.events += answer.feed_events(data, moment())
                 if not answer.done:
                     record.failure = record.failure or "the stream ended without [DONE]"

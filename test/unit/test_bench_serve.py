@@ -174,8 +174,8 @@ def test_each_way_to_fail_is_counted_by_its_reason(server, bench):
             "the stream ended without [DONE]",
             "error in an event: the engine stopped",
             "an event is not the JSON of an OpenAI-compatible reply",
-            "Server disconnected without sending a response.",
-            "illegal status line: bytearray(b'hello there')",
+            "server disconnected without sending a response",
+            "the reply begins with 'hello there'",
         ),
         1,
     )

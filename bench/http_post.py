@@ -18,7 +18,7 @@ class HttpFailure(Exception):
     """A request has no whole reply; the message says why."""
 
 
-class Chunks:
+class ReplyChunks:
     """Takes a body of Transfer-Encoding chunked in pieces, and gives what it holds (RFC 9112, 7.1)."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class HttpReply:
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises HttpFailure where it ends early."""
         if "chunked" in self.headers.get("transfer-encoding", "").lower():
-            chunks = Chunks()
+            chunks = ReplyChunks()
             while not chunks.over:
                 if not (data := await self._reader.read(READ)):
                     raise HttpFailure(f"{CUT_OFF} (incomplete chunked read)")

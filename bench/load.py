@@ -28,6 +28,7 @@ PATHS = {
     "big_batch": "/big_batch/completions",
 }
 NATIVE = ("batch", "big_batch")  # many prompts in one request
+CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # one for each request
 
 
 def base_url(url: str) -> str:

@@ -7,6 +7,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
 from urllib.parse import urlsplit
 
 READ = 1 << 18  # bytes at a time
@@ -39,10 +40,10 @@ class ReplyChunks:
             line, ended, rest = self._data.partition(b"\r\n")
             if not ended:
                 break
-            try:
-                size = int(line.partition(b";")[0], 16)
-            except ValueError:
-                raise HttpFailure(f"the reply has no size of a chunk but {line[:40]!r}") from None
+            digits = line.partition(b";")[0].strip(b" \t")
+            if not digits or digits.strip(b"0123456789abcdefABCDEF"):
+                raise HttpFailure(f"the reply has no size of a chunk but {line[:40]!r}")
+            size = int(digits, 16)
             self._data, self._left, self.over = rest, size + 2 if size else 0, not size
         return b"".join(found)
 
@@ -64,6 +65,8 @@ class HttpReply:
                     yield piece
             return
         length = self.headers.get("content-length")
+        if length and not (length.isascii() and length.isdecimal()):
+            raise HttpFailure(f"the reply's Content-Length is {length[:40]!r}")
         left = int(length) if length else None
         while left != 0:
             data = await self._reader.read(READ if left is None else min(READ, left))
@@ -88,7 +91,7 @@ async def post(
     Raises HttpFailure.
     """
     parts = urlsplit(url)
-    secure = ssl.create_default_context() if parts.scheme == "https" else None
+    secure = _trusted() if parts.scheme == "https" else None
     port = parts.port or (443 if secure else 80)
     fields = {
         "Host": parts.netloc.rpartition("@")[2],
@@ -109,19 +112,28 @@ async def post(
             writer.close()
 
 
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Once: to read the system's certificates takes tens of milliseconds."""
+    return ssl.create_default_context()
+
+
 async def _head(reader: asyncio.StreamReader) -> HttpReply:
     status, first, lines = 100, "", list[str]()
     while status < 200:  # what comes before the reply (RFC 9110, 15.2)
         try:
             first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            status = int(first.removeprefix("HTTP/1.").split()[1])
+            version, code = first.split()[:2]
+            status = int(code) if version in ("HTTP/1.0", "HTTP/1.1") else 0
         except asyncio.IncompleteReadError as error:
             if error.partial:
                 raise HttpFailure(f"the reply begins with {error.partial[:40]!r}, and ends") from None
             raise HttpFailure("server disconnected without sending a response") from None
         except asyncio.LimitOverrunError:
             raise HttpFailure(f"the head of the reply has more than {MOST_HEAD} bytes") from None
-        except (IndexError, ValueError):
-            raise HttpFailure(f"the reply begins with {first[:40]!r}") from None
+        except ValueError:
+            status = 0
+        if status < 100:
+            raise HttpFailure(f"the reply begins with {first[:40]!r}")
     pairs = (line.partition(":") for line in lines)
     return HttpReply(reader, status, {name.strip().lower(): value.strip() for name, _, value in pairs})

@@ -36,6 +36,7 @@ namespace {
 constexpr int ONE_OBJECT = 8;           // METH_O
 constexpr int NUMBER = 20, TOKEN = 16;  // bits of an entry, from the lowest: the child's number, its token
 constexpr uint64_t NONE = (1 << TOKEN) - 1;
+constexpr uint8_t FIRST_OF_SEVERAL = 0xc0;  // and above: the first byte of a character of several
 
 struct Tree {
     int bits = 17;  // of places in the table
@@ -48,9 +49,11 @@ struct Tree {
     static uint64_t key(uint64_t entry) { return entry >> (NUMBER + TOKEN); }
     static uint64_t key(uint64_t parent, uint8_t byte) { return parent << 8 | byte; }
 
+    size_t home(uint64_t wanted) const { return (uint32_t)wanted * 0x9e3779b1u >> (32 - bits); }
+
     // Where the entry of a key is, or where it goes.
     size_t place(uint64_t wanted) const {
-        size_t at = (uint32_t)wanted * 0x9e3779b1u >> (32 - bits);
+        size_t at = home(wanted);
         while (table[at] && key(table[at]) != wanted) at = (at + 1) & (table.size() - 1);
         return at;
     }
@@ -75,6 +78,36 @@ struct Tree {
             entries++;
         }
         *entry = (*entry & ~(NONE << NUMBER)) | id << NUMBER;
+    }
+
+    // Have the entries of words that begin in these bytes come to the cache, many at a time. `encode` finds
+    // one entry after the other, and after a pause each comes from memory.
+    void fetch(const uint8_t* next, const uint8_t* end) const {
+        constexpr int MANY = 64;
+        const uint8_t* at[MANY];
+        uint64_t entry[MANY];
+        while (next < end) {
+            int count = 0;
+            for (; next < end && count < MANY; next++) {
+                const bool begins = *next >= FIRST_OF_SEVERAL || *next == ' ';
+                if (!begins || next + 1 == end || next[1] == ' ') continue;
+                entry[count] = of_byte[*next];
+                at[count++] = next + 1;
+            }
+            while (count) {
+                for (int i = 0; i < count; i++)
+                    __builtin_prefetch(&table[home(key(number(entry[i]), *at[i]))]);
+                asm volatile("");  // without it a compiler sees nothing that all this does
+                int left = 0;
+                for (int i = 0; i < count; i++) {
+                    const uint64_t child = table[place(key(number(entry[i]), *at[i]))];
+                    if (!number(child) || at[i] + 1 == end) continue;
+                    entry[left] = child;
+                    at[left++] = at[i] + 1;
+                }
+                count = left;
+            }
+        }
     }
 
     // The ids of bytes; returns how many.
@@ -111,7 +144,7 @@ PyObject* list_of(const int32_t* ids, int64_t count) {
 }
 
 PyObject* encode(PyObject* capsule, PyObject* text) {
-    constexpr intptr_t FEW = 512;
+    constexpr intptr_t FEW = 512, LONG = 128;
     intptr_t size = 0;
     const char* const utf8 = PyUnicode_AsUTF8AndSize(text, &size);
     if (!utf8) return nullptr;
@@ -120,6 +153,7 @@ PyObject* encode(PyObject* capsule, PyObject* text) {
     int32_t* const ids = size <= FEW ? few : static_cast<int32_t*>(malloc(size * sizeof(int32_t)));
     if (!ids) return PyErr_NoMemory();
     const uint8_t* const bytes = reinterpret_cast<const uint8_t*>(utf8);
+    if (size >= LONG) tree->fetch(bytes, bytes + size);
     PyObject* const list = list_of(ids, tree->encode(bytes, bytes + size, ids));
     if (ids != few) free(ids);
     return list;

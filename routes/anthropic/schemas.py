@@ -96,10 +96,10 @@ class MessagesBody(ChatStyleFields, OpenAIBody):
         list[Annotated[CustomTool, open_to("custom", "function")]], Field(max_length=MAX_TOOLS)
     ] = Field(default_factory=list)
     tool_choice: Annotated[FreeChoice | NamedChoice, Field(discriminator="type")] = FreeChoice(type="auto")
-    thinking: Thinking = Thinking()
-    output_config: OutputConfig = OutputConfig()
+    thinking: Thinking = Field(default_factory=Thinking)
+    output_config: OutputConfig = Field(default_factory=OutputConfig)
     output_format: OutputFormat | None = None  # what older clients call output_config.format
-    context_management: ContextManagement = ContextManagement()
+    context_management: ContextManagement = Field(default_factory=ContextManagement)
     metadata: Json = Field(default_factory=dict)
     service_tier: Literal["auto", "standard_only"] | None = None
     # Hints.

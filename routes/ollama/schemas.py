@@ -123,7 +123,7 @@ class OllamaBody(ChatStyleFields, OpenAIBody):
 
     stream: bool = True
     n: Annotated[Int, Field(ge=1, le=1)] = 1
-    options: OllamaOptions = OllamaOptions()
+    options: OllamaOptions = Field(default_factory=OllamaOptions)
     think: Annotated[
         bool | None,
         BeforeValidator(_level, json_schema_input_type=bool | Literal["low", "medium", "high", "max"] | None),

@@ -361,7 +361,7 @@ class ChatBody(ChatStyleFields, OpenAIBody):
     system: str = ""
     session_id: SessionId = ""  # "": the whole conversation is here
     thinking: ThinkingSwitch | None = None  # as DeepSeek, GLM and Kimi have it
-    reasoning: ChatReasoning = ChatReasoning()
+    reasoning: ChatReasoning = Field(default_factory=ChatReasoning)
     include_reasoning: bool = True  # whether the reply says the thought, as vLLM has it
     store: bool = False  # a hint: nothing is stored
     prediction: PredictedText | None = None

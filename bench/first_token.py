@@ -268,6 +268,7 @@ def main(arguments: list[str]) -> int:
                 env=os.environ | {FILE: str(file)},
             )
         try:
+            wait_for(f"http://127.0.0.1:{port}", options.settle, process)
             run(options, f"http://127.0.0.1:{port}", port, file)
         except httpx.HTTPError:
             print(output.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)
@@ -278,15 +279,15 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def wait_for(url: str, settle: float) -> None:
-    """Until it is ready, and has nothing pending any more."""
+def wait_for(url: str, settle: float, process: subprocess.Popen[bytes]) -> None:
+    """Until the server is ready, and has nothing pending any more. Raises httpx.HTTPError if it ends."""
     until = time.monotonic() + 600
     while True:
         try:
             if httpx.get(f"{url}/health", timeout=5, trust_env=False).json().get("status") == "ready":
                 break
         except httpx.HTTPError:
-            if time.monotonic() > until:
+            if time.monotonic() > until or process.poll() is not None:
                 raise
         time.sleep(0.1)
     until = time.monotonic() + settle
@@ -298,7 +299,6 @@ def wait_for(url: str, settle: float) -> None:
 
 
 def run(options: argparse.Namespace, url: str, port: int, file: Path) -> None:
-    wait_for(url, options.settle)
     prompts, clients = random_prompts(options.input_tokens, 0), list[dict[str, float]]()
     before = 0.0, 0.0
     for number in range(-3, options.requests):

@@ -32,16 +32,17 @@ def test_states_and_adapters_do_without(tmp_path: Path) -> None:
         points.arm(0, places=True)
         expected = asked(tmp_path / "expected", points)
         assert points.places
-        first: dict[str, int] = {}
-        for number, place in enumerate(points.places, 1):
+        found: dict[str, None] = {}
+        for place in points.places:
             frames = [frame for frame in place.split(" < ") if "host_memory.py" not in frame]
-            first.setdefault(" < ".join(frames[:3]), number)
-        files = {place.partition(":")[0].rpartition("/")[2] for place in first}
-        assert files >= {"snapshot.py", "images.py", "start_states.py", "low_rank.py"}
-        for place, number in first.items():
-            points.arm(number)
+            found[" < ".join(frames[:3])] = None
+        failed = set[str]()
+        for number, place in enumerate(found):
+            points.arm(1, at=place)
             assert asked(tmp_path / str(number), points) == expected, place
-            assert points.hit
+            if points.hit:  # not where threads have come in an order in which nothing is copied there
+                failed.add(place.partition(":")[0].rpartition("/")[2])
+        assert failed >= {"snapshot.py", "images.py", "start_states.py", "low_rank.py"}
 
 
 def asked(folder: Path, points: FaultPoints) -> tuple[object, ...]:

@@ -25,12 +25,16 @@ class FaultPoints:
         self.count = 0  # since `arm`
         self.places: list[str] | None = None  # of all, where they are wanted
         self.hit = ""  # the place of the one that has failed; empty: none has
+        self._at = ""  # frames that a place must have to count
         self._lock = threading.Lock()
 
-    def arm(self, number: int, places: bool = False) -> None:
-        """Let the one of this number fail, once; 0: none. places: whether all of them are noted."""
+    def arm(self, number: int, places: bool = False, at: str = "") -> None:
+        """Let the one of this number fail, once; 0: none. places: whether all of them are noted.
+
+        at: only those whose place has these frames count.
+        """
         with self._lock:
-            self.count, self.hit, self.armed = 0, "", number
+            self.count, self.hit, self.armed, self._at = 0, "", number, at
             self.places = [] if places else None
 
     def disarm(self) -> None:
@@ -45,7 +49,7 @@ class FaultPoints:
         with self._lock:
             if self.armed is None:
                 return
-            if not (place := place_of(frame)):  # of the test itself
+            if not (place := place_of(frame)) or self._at not in place:  # of the test itself, or another
                 return
             self.count += 1
             if self.places is not None:

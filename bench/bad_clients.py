@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.frontends import PATH, Host, word_of
+from bench.startup import own_and_servers
 from rwkv_batch.processes.limits import allow_open_files
 
 PROMPT = "Hi"
@@ -500,9 +501,7 @@ async def run(options: argparse.Namespace) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    own, flags = arguments, list[str]()
-    if "--" in arguments:
-        own, flags = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    own, flags = own_and_servers(arguments)
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").partition("\n")[0], epilog="What follows -- are flags of app.py."
     )

@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import app
 from bench.frontends import PARENT_DEATH_SIGNAL
 from bench.load import random_prompts
+from bench.startup import own_and_servers
 from rwkv_batch import supervisor
 from rwkv_batch.config import EngineConfig, FrontendConfig
 
@@ -243,9 +244,7 @@ def report(found: list[dict[str, float]]) -> None:
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--serve"]:
         return serve(arguments[1:])
-    flags = list[str]()
-    if "--" in arguments:
-        arguments, flags = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    arguments, flags = own_and_servers(arguments)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

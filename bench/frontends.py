@@ -40,6 +40,7 @@ import httpx
 import zmq
 
 import app
+from bench.startup import own_and_servers
 from rwkv_batch import supervisor
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.wire.codec import decode_to_engine, encode
@@ -285,9 +286,7 @@ def check(host: Host, key: str = "") -> None:
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--serve"]:
         return serve(arguments[1:])
-    flags = list[str]()
-    if "--" in arguments:
-        arguments, flags = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    arguments, flags = own_and_servers(arguments)
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     cores = os.cpu_count() or 1
     parser.add_argument("--frontends", type=int, default=max(1, cores - 5))

@@ -33,6 +33,7 @@ from bench.load import LoadPlan, random_prompts  # noqa: E402
 from bench.processes import Generators  # noqa: E402
 from bench.serve import find_server  # noqa: E402
 from bench.serve_all import Server  # noqa: E402
+from bench.startup import own_and_servers  # noqa: E402
 from rwkv_batch.keys import records  # noqa: E402
 from rwkv_batch.keys.records import Key  # noqa: E402
 
@@ -188,9 +189,7 @@ def _microseconds(call: Callable[[], object], count: int = 10_000) -> float:
 
 
 def main(arguments: list[str]) -> int:
-    own, flags = arguments, list[str]()
-    if "--" in arguments:
-        own, flags = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    own, flags = own_and_servers(arguments)
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, default=320)

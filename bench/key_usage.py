@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.serve_all import Server  # noqa: E402
+from bench.startup import own_and_servers  # noqa: E402
 from rwkv_batch.keys import records  # noqa: E402
 from rwkv_batch.keys.records import Key  # noqa: E402
 
@@ -326,9 +327,7 @@ def settled(drivers: dict[str, UsageDriver], audit: Path, counts: list[ClientCou
 
 
 def main(arguments: list[str]) -> int:
-    own, flags = arguments, list[str]()
-    if "--" in arguments:
-        own, flags = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    own, flags = own_and_servers(arguments)
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--clients", type=int, default=12, help="at a time in each process")

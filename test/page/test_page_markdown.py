@@ -197,6 +197,50 @@ def test_what_comes_in_pieces_is_what_comes_at_once(page, engine):
     assert differing == []
 
 
+def test_code_that_comes_before_the_colours_is_whole(page):
+    """The highlighter is there once all has come, however that was cut."""
+    texts = [
+        "```python\ndef f():\n    return 1\n```\n\nAfter.\n",
+        "1. one\n\n   ```js\n   let a;\n   ```\n2. two\n   ~~~\n   text\n   ~~~\n\nAfter.\n",
+        "~~~\nnone\n~~~\n\n```c\nint x;",
+    ]
+    differing = page.evaluate(
+        """async texts => {
+            const { MarkdownSink } = await import('./page/streamed.js');
+            const cut = (text, ...ends) => {
+                const sink = new MarkdownSink(document.createElement('div'));
+                let from = 0;
+                for (const end of ends) {
+                    sink.append(text.slice(from, end));
+                    sink.flush(false);
+                    from = end;
+                }
+                sink.append(text.slice(from));
+                sink.flush();
+                return { text, ends, sink };
+            };
+            const all = [];
+            for (const text of texts)
+                for (let first = 0; first < text.length; first++)
+                    for (let second = first; second < text.length; second += 3)
+                        all.push(cut(text, first, second));
+            await import('./page/vendor/highlight.min.js');
+            await new Promise(done => setTimeout(done));
+            const shown = sink => {
+                for (const code of sink.element.querySelectorAll('pre code > div'))
+                    code.replaceWith(...[...code.childNodes].flatMap(
+                        each => each.nodeName === 'DIV' ? [...each.childNodes] : each));
+                sink.element.normalize();
+                return sink.element.innerHTML;
+            };
+            return all.map(({ text, ends, sink }) => [ends, shown(sink), shown(cut(text).sink)])
+                .filter(([, made, wanted]) => made !== wanted);
+        }""",
+        texts,
+    )
+    assert differing == []
+
+
 @pytest.mark.parametrize("size", [5, 10_000])
 def test_a_hostile_answer_does_nothing(page, engine, size):
     text = answered(page, engine, pieces(HOSTILE, size))

@@ -2,7 +2,7 @@
 
 import { copyText } from "./clipboard.js";
 import { iconButton, make, TextSink } from "./dom.js";
-import { reconcile } from "./reconcile.js";
+import { reconcile, unfinished } from "./reconcile.js";
 
 const MOST_LIVE = 8000; // characters that are coloured again and again as they come
 const MOST = 200_000; // characters that are coloured at all
@@ -41,7 +41,10 @@ export class CodeBlock {
     const body = make("pre", { tabindex: "0" }, make("code", {}, this._coloured, this._rest.element));
     this.element = make("figure", { class: "code" }, bar, body);
     this._ended = false;
-    if (language && !highlighter) load().then(() => this._loaded());
+    if (!highlighter) {
+      unfinished.add(this.element); // also without a language, which may be what comes next
+      if (language) load().then(() => this._loaded());
+    }
   }
 
   /** @param {string} piece of the code */
@@ -63,6 +66,7 @@ export class CodeBlock {
   }
 
   _loaded() {
+    unfinished.delete(this.element);
     if (this._ended) this.end();
     else this.write("");
   }

@@ -1,5 +1,8 @@
 /** Changes of what is on the page that leave alone what stays the same, so that nothing flickers. */
 
+/** Elements whose own code is still to change them: one that has to become another is replaced. */
+export const unfinished = new WeakSet();
+
 /**
  * Make the children of an element, from one on, those that are given. What is equal stays, with what is
  * selected in it.
@@ -28,7 +31,7 @@ export function reconcile(parent, wanted, from = 0) {
 
 /** Whether `old` could be made like `wanted` where it stands. */
 function grown(old, wanted) {
-  if (old.nodeType !== wanted.nodeType) return false;
+  if (old.nodeType !== wanted.nodeType || unfinished.has(old)) return false;
   if (old.nodeType === Node.TEXT_NODE) {
     if (wanted.data.startsWith(old.data)) old.appendData(wanted.data.slice(old.data.length));
     else old.data = wanted.data;

@@ -84,7 +84,11 @@ class Conflict(Refused):
 
 
 class CommittedBefore(Refused):
-    """The database has this change already."""
+    """The database has this change already. `removed`: what it removed then, where that is known."""
+
+    def __init__(self, sentence: str, removed: "Removed | None" = None) -> None:
+        super().__init__(sentence)
+        self.removed = removed
 
 
 class Moved(str):

@@ -171,9 +171,13 @@ class Bench:
 
     def do(self, method: Callable[..., None], *arguments: Any) -> Result:
         """Call a method of the pool and wait for its callback."""
+        return self.wait(self.ask(method, *arguments))
+
+    def ask(self, method: Callable[..., None], *arguments: Any) -> object:
+        """Call a method of the pool; the name of its callback."""
         name = object()
         method(*arguments, self.callback(name))
-        return self.wait(name)
+        return name
 
     def poll(self) -> None:
         """Run the callbacks of what the pool has done."""

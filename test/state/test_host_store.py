@@ -18,7 +18,6 @@ from stores import do, keys, next_turn, put_all, raw, session
 
 from rwkv_batch.state.entries import (
     NONE,
-    CommittedBefore,
     Conflict,
     DeleteSessions,
     Moved,
@@ -26,6 +25,7 @@ from rwkv_batch.state.entries import (
     PutSession,
     PutTurn,
     Removed,
+    RemoveDocuments,
     Session,
     Stamp,
     StoreBroken,
@@ -340,6 +340,27 @@ def test_a_commit_whose_outcome_was_lost_is_not_done_again(host: ThreadHost) -> 
         assert one.look("a") == two.look("a") == seen(1, 2)
 
 
+def test_what_a_commit_removed_is_known_though_its_outcome_was_lost(host: ThreadHost) -> None:
+    """A document says who removed it: what has been paused goes on there. Files of images are removed."""
+    folder = Path(f"{host.path}.images")
+    with Pair(host, l1=0, l2=0, replay_rate=ALWAYS, replay_tokens=1) as (one, two):
+        one.do(one.pool.documents.put, "paused:x", b"text")
+        one.turn("a", [1, 2, 3])
+        one.settle()
+        assert [*folder.glob("*.state")]
+        host.lose_the_next_answer()
+        removing = one.ask(one.pool.documents.remove, "paused:x")
+        host.answer_again()
+        assert one.wait(removing).value == 1
+        host.lose_the_next_answer()
+        deleting = one.ask(one.pool.delete, "a", False)
+        host.answer_again()
+        assert one.wait(deleting).value == 1
+        one.settle()
+        assert not [*folder.glob("*.state")]
+        assert two.do(two.pool.documents.remove, "paused:x").value == 0
+
+
 def test_engines_still_store_when_the_supervisor_has_died(host: ThreadHost) -> None:
     with Pair(host) as (one, two):
         one.turn("a", [1])
@@ -485,27 +506,44 @@ def numbered(number: int, *operations: Operation, known: int = 0, client: int = 
 def test_a_number_is_carried_out_once_with_anything_in_between(store: Store) -> None:
     turn = next_turn(1)
     first = numbered(1, PutTurn(turn), PutSession(session("a", turn), follows=NONE))
-    assert [type(outcome) for outcome in store.commit([first, first])] == [Removed, CommittedBefore]
+    assert store.commit([first, first]) == [Removed(), Removed()]
     do(store, DeleteSessions(["a"]))
-    (again,) = store.commit([first])  # which could be done
-    assert isinstance(again, CommittedBefore) and keys(store) == []
+    assert store.commit([first]) == [Removed()]  # which could be done
+    assert keys(store) == []
     do(store, *numbered(1, StoreDocument("d", 1.5, b""), client=8))
     assert store.read_document("d") == b""
 
 
+def test_what_a_number_removed_is_said_again_until_it_is_known(store: Store) -> None:
+    turn = next_turn(1)
+    put_all(store, turn)
+    do(store, PutSession(session("a", turn), follows=NONE), StoreDocument("d", 1.5, b""))
+    commits = [numbered(1, DeleteSessions(["a"])), numbered(2, RemoveDocuments(["d", "e"]))]
+    removed = [Removed(turns=[turn.id]), Removed(documents=1)]
+    assert store.commit(commits) == store.commit(commits) == removed
+    do(store, *numbered(3, StoreDocument("d", 1.5, b"")))
+    assert store.commit(commits) == removed
+    do(store, *numbered(4, StoreDocument("d", 1.5, b""), known=2))
+    with closing(sqlite3.connect(store.path)) as database:
+        assert database.execute("SELECT * FROM outcomes").fetchall() == []
+
+
 def test_what_was_refused_or_has_not_arrived_may_come_again(store: Store) -> None:
     put_all(store, next_turn(1))
-    documents = [numbered(n, StoreDocument(f"d{n}", 1.5, b"")) for n in range(1, 9)]
+    first, again = (
+        {n: numbered(n, StoreDocument(f"d{n}", 1.5, data)) for n in range(1, 9)} for data in (b"1", b"2")
+    )
     refused = numbered(2, PutSession(session("a", next_turn(1)), follows=99))
-    outcomes = store.commit([documents[0], refused, documents[2], documents[5]])
+    outcomes = store.commit([first[1], refused, first[3], first[6]])
     assert [type(outcome) for outcome in outcomes] == [Removed, Conflict, Removed, Removed]
-    outcomes = store.commit([documents[n] for n in (5, 1, 3, 4, 2, 6, 1)])
-    kinds = [CommittedBefore, Removed, Removed, Removed, CommittedBefore, Removed, CommittedBefore]
-    assert [type(outcome) for outcome in outcomes] == kinds
+    assert store.commit([again[n] for n in (6, 2, 4, 5, 3, 7, 2)]) == [Removed()] * 7
+    stored = {n: store.read_document(f"d{n}") for n in range(1, 8)}
+    assert stored == {1: b"1", 2: b"2", 3: b"1", 4: b"2", 5: b"2", 6: b"1", 7: b"2"}
     do(store, *numbered(1_000_000, StoreDocument("last", 1.5, b""), known=999_998))
     do(store, *numbered(999_999, StoreDocument("but one", 1.5, b""), known=999_998))
     store.forget_clients()
-    do(store, *documents[0])
+    do(store, *again[1])
+    assert store.read_document("d1") == b"2"
 
 
 def test_images_of_engines_stay_when_another_one_begins(host: ThreadHost) -> None:

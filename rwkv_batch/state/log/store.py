@@ -18,6 +18,7 @@ from rwkv_batch.disk.syncing import sync
 from rwkv_batch.state.entries import (
     NONE,
     UNKNOWN,
+    CommittedBefore,
     Dangling,
     Operation,
     Refused,
@@ -31,7 +32,7 @@ from rwkv_batch.state.log import turn_ids
 from rwkv_batch.state.log.protocol import Outcome
 from rwkv_batch.state.log.reads import StoreConnection, StoreReads
 from rwkv_batch.state.log.writer import Writer
-from rwkv_batch.state.sql import salvage, sqlite, tables
+from rwkv_batch.state.sql import clients, salvage, sqlite, tables
 from rwkv_batch.state.sql.claim import Claim, real_path
 
 log = logging.getLogger(__name__)
@@ -217,11 +218,11 @@ class Store(StoreReads):
 
     def forget_clients(self) -> None:
         """Of the processes that this one writes for none is left of those that were there before."""
-        self._ask(self._writer, tables.forget_clients)
+        self._ask(self._writer, clients.forget)
 
     def _prepare_clients(self) -> None:
         if self._serves_others:
-            self._ask(self._writer, tables.prepare_clients)
+            self._ask(self._writer, clients.prepare)
 
     def _sync_names(self) -> None:
         """SQLite syncs its files, but not the names of those that it has just made."""
@@ -249,6 +250,7 @@ def _apply(db: sqlite3.Connection, operations: Sequence[Operation]) -> Removed:
     removed = Removed()
     for operation in operations:
         tables.apply(operation, db, removed)
+    clients.keep(operations, removed, db)
     return removed
 
 
@@ -260,7 +262,9 @@ def _apply_apart(db: sqlite3.Connection, operations: Sequence[Operation]) -> Out
     except Refused as refused:
         db.execute("ROLLBACK TO apart")
         outcome = refused
-        if isinstance(refused, Dangling):  # as a rule because another process has changed the session
+        if isinstance(refused, CommittedBefore):
+            outcome = refused.removed or refused
+        elif isinstance(refused, Dangling):  # as a rule because another process has changed the session
             outcome = tables.conflict(db, operations) or refused
     db.execute("RELEASE apart")
     return outcome

@@ -5,7 +5,6 @@ left out of lists.
 """
 
 import sqlite3
-import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import singledispatch
@@ -40,6 +39,7 @@ from rwkv_batch.state.entries import (
     pack,
     unpack,
 )
+from rwkv_batch.state.sql import clients
 
 SCHEMA = 3
 OF_THIS_KEY = (
@@ -74,11 +74,6 @@ BY_REQUEST = f"""
         WHERE request IS NOT NULL;"""
 # What makes a database of each schema one of the next.
 MIGRATIONS = {2: f"ALTER TABLE turns ADD COLUMN request BLOB; {BY_REQUEST}"}
-# Where one process writes for several. `missing`: of the numbers up to `last`, those that have not been
-# carried out, each 8 bytes. Databases without it are of the same schema.
-CLIENTS = """
-    CREATE TABLE IF NOT EXISTS clients (
-        id INTEGER PRIMARY KEY, last INTEGER NOT NULL, missing BLOB NOT NULL);"""
 
 SESSION = "key, turn, number, tokens, digest, model, imaged, updated, checksum"
 TURN = "id, parent, number, start, prompt, completion, created, model, digest, request, checksum"
@@ -441,31 +436,7 @@ def _put_model(operation: PutModel, connection: sqlite3.Connection, removed: Rem
 
 @apply.register
 def _stamp(operation: Stamp, connection: sqlite3.Connection, removed: Removed) -> None:
-    number = operation.number
-    row = connection.execute("SELECT last, missing FROM clients WHERE id = ?", (operation.client,)).fetchone()
-    last, missing = row or (0, b"")
-    if number <= last or number > last + 1 or missing:
-        numbers = {value for (value,) in struct.iter_unpack("<q", missing)} | {
-            *range(max(last, operation.known) + 1, number)
-        }
-        if number <= last and number not in numbers:
-            raise CommittedBefore("This change is stored already.")
-        left = sorted(value for value in numbers - {number} if value > operation.known)
-        missing = struct.pack(f"<{len(left)}q", *left)
-    connection.execute(
-        "INSERT OR REPLACE INTO clients (id, last, missing) VALUES (?, ?, ?)",
-        (operation.client, max(last, number), missing),
-    )
-
-
-def prepare_clients(connection: sqlite3.Connection) -> None:
-    """Make the table of clients if need be."""
-    connection.executescript(CLIENTS)
-
-
-def forget_clients(connection: sqlite3.Connection) -> None:
-    """What was committed for clients is not asked again."""
-    connection.execute("DELETE FROM clients")
+    clients.stamp(operation, connection)
 
 
 def _delete_document(connection: sqlite3.Connection, key: object, removed: Removed) -> None:

@@ -1,6 +1,7 @@
 """Images: states in files beside the database, whose rows are their only index."""
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -83,15 +84,20 @@ def remove(images: Path, turns: Iterable[int], left: list[int] | None = None) ->
             left.append(turn)
 
 
-def sweep(images: Path, known: Callable[[], set[int]]) -> None:
-    """Remove files that no row stands for, before any are written. `known` says what has a row."""
+def sweep(images: Path, known: Callable[[], set[int]], age: float = 0.0) -> None:
+    """Remove files that no row stands for, before any are written. `known` says what has a row.
+
+    age: seconds; of an age below that they stay, as others may be writing them.
+    """
     with suppress(OSError):
         files = list(images.iterdir())
         names = {_file(images, turn).name for turn in known()}
+        before = time.time() - age
         for file in files:
             if file.name not in names:
                 with suppress(OSError):
-                    file.unlink()
+                    if not age or file.stat().st_mtime < before:
+                        file.unlink()
 
 
 def _file(images: Path, turn: int) -> Path:

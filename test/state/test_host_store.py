@@ -1,10 +1,12 @@
 """Two pools on one database: what one changes the other goes on from, or is refused."""
 
+import os
 import queue
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -553,12 +555,15 @@ def test_images_of_engines_stay_when_another_one_begins(host: ThreadHost) -> Non
     folder = Path(f"{host.path}.images")
     images = {file.name for file in folder.iterdir()}
     (folder / "77.state").write_bytes(b"of an engine that has not committed it yet")
+    for name in ("78.state", "79.part"):
+        (folder / name).write_bytes(b"of one that was killed two days ago")
+        os.utime(folder / name, (time.time() - 2 * 86400,) * 2)
+    os.utime(folder / min(images), (time.time() - 2 * 86400,) * 2)  # it has a row
     two = Bench(store=host.open(), l1=0, l2=0, replay_tokens=1)
     assert two.look("a") == seen(1, 2, 3)
-    two.settle()
-    assert {file.name for file in folder.iterdir()} == images | {"77.state"}
     one.close()
     two.close()
+    assert {file.name for file in folder.iterdir()} == images | {"77.state"}
 
 
 def test_the_process_that_writes_loads_no_torch() -> None:

@@ -45,8 +45,8 @@ class ImageCache:
         self._held: dict[int, Tensor] = {}  # by turn
         self._left: list[int] = []  # turns whose files could not be removed; for the copying thread
         if self._folder:
-            known = None if store.shared else store.image_turns
-            self._writer = ImageWriter(self._folder, layout, replay_rate, known)
+            known, alone = store.image_turns, not store.shared
+            self._writer = ImageWriter(self._folder, layout, replay_rate, known, alone)
 
     def find(self, turn: int) -> Tensor | None:
         """An image that is not stored yet, or is held in memory. Also for other threads."""

@@ -25,6 +25,7 @@ from rwkv_batch.state.snapshot import SnapshotLayout, seal
 SHARE = 0.5  # of its time, at most, the thread writes images that are not required
 BACKLOG_BYTES = 1 << 30  # of images that wait; past it the least worth are not written
 READ_RATE = 500e6  # bytes a second, until images have been read
+LEFT_SECONDS = 86400.0  # of age, from which on no process can be writing a file that has no row yet
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +49,20 @@ class ImageWriter(threading.Thread):
     """Writes images behind. All methods are for the pool's thread; `written` is called on this thread."""
 
     def __init__(
-        self, folder: Path, layout: SnapshotLayout, replay_rate: float, known: Callable[[], set[int]] | None
+        self,
+        folder: Path,
+        layout: SnapshotLayout,
+        replay_rate: float,
+        known: Callable[[], set[int]],
+        alone: bool = True,
     ) -> None:
         """`replay_rate`: tokens a second that the model is fed when a session is replayed.
 
-        `known`: the turns that have images in the database. Other files, left by earlier runs, are removed;
-        None: they stay, as other processes may be writing them.
+        `known`: the turns that have images in the database. Other files, left by processes that were killed,
+        are removed; unless this one is `alone`, those that no process can be writing any more.
         """
         super().__init__(name="state images", daemon=True)
-        self._known = known
+        self._known, self._age = known, 0.0 if alone else LEFT_SECONDS
         self._images, self._layout, self._replay_rate = folder, layout, replay_rate
         self.read_rate = READ_RATE
         self._waiting: dict[int, _Waiting] = {}
@@ -115,9 +121,8 @@ class ImageWriter(threading.Thread):
         return sum(1 for entry in self._waiting.values() if not entry.begun)
 
     def run(self) -> None:
-        if self._known:
-            with suppress(StoreError):
-                images.sweep(self._images, self._known)
+        with suppress(StoreError):
+            images.sweep(self._images, self._known, self._age)
         while entry := self._next():
             began = time.monotonic()
             error = self._write(entry)

@@ -322,7 +322,7 @@ class Scenario:
             if _same(found, known):
                 continue
             other, said = self.doubtful.get(key, (known, ""))
-            if UNKNOWN in said and _same(found, other):
+            if key in self.unknown or (UNKNOWN in said and _same(found, other)):
                 continue
             wrong.append(
                 f"{key} is {found} and was acknowledged as {known}; then was said: {said or 'nothing'}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pools import SLOTS, Bench, after
+from pools import SLOTS, Bench, Result, after
 
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import Collect, Operation, PutImage, PutSession, Removed, StoreDocument
@@ -190,6 +190,26 @@ def test_a_turn_that_does_not_fit_leaves_the_others_of_its_transaction_alone(
     assert "is full" in bench.wait(names.pop("big")).error
     assert [bench.wait(name).error for name in names.values()] == [None] * 3
     bench.close()
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_session_is_deleted_though_its_last_turns_could_not_be_stored(
+    path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """They were on their way when the deletion was asked for."""
+    disk, gate, commit = FullDisk(monkeypatch), threading.Event(), Store.commit
+    with closing(Bench(path)) as bench:
+        bench.turn("a", [1])
+        monkeypatch.setattr(Store, "commit", lambda *arguments: (gate.wait(), commit(*arguments))[1])
+        disk.full = True
+        names = [bench.turn("a", [number], wait=False) for number in range(turns)]
+        deletion = bench.ask(bench.pool.delete, "a", False)
+        gate.set()
+        assert all(bench.wait(name).error for name in names)
+        assert bench.wait(deletion) == Result(1, None)
+        assert bench.pool.find("a") is None
+    with closing(Bench(path)) as bench:
+        assert bench.pool.find("a") is None
 
 
 @pytest.mark.parametrize("table", ["sessions", "turns"])

@@ -10,6 +10,7 @@ from rwkv_batch.state.entries import (
     DAMAGED,
     HIDDEN,
     NONE,
+    Conflict,
     DeleteSessions,
     Operation,
     PutSession,
@@ -39,6 +40,7 @@ class _Change:
     # Of turns with which it is to end whose commit has not been asked for, the turns that they follow. Those
     # whose commit never is stay here, as what came later names them.
     before: dict[int, int] = field(default_factory=dict)
+    failed: dict[int, int] = field(default_factory=dict)  # the same of those whose commit has failed
 
 
 class Sessions:
@@ -89,6 +91,8 @@ class Sessions:
         """Store a session that was announced, together with other operations that come before."""
 
         def done(removed: Removed | None, error: Exception | None) -> None:
+            if error:
+                change.failed[session.head.turn] = follows
             self._finish_change(session.key, session, error)
             committed(removed, error)
 
@@ -102,19 +106,29 @@ class Sessions:
     ) -> None:
         """Delete the sessions. With `retry` that is tried again after an error, which is reported too.
 
-        `ends`: the turns that they end with, by their keys.
+        `ends`: the turns that they end with, by their keys. Where one of these cannot be stored, as it turns
+        out, the session is deleted all the same.
         """
         keys = [*ends]
-        follows = [_as_asked(self._note(key, None), turn) for key, turn in ends.items()]
-        operation = DeleteSessions(keys, pinned, follows)
+        changes = [self._note(key, None) for key in keys]
 
-        def done(removed: Removed | None, error: Exception | None) -> None:
-            if error and retry:
-                self._writer.put([operation], again, retry=True)
-            else:
-                again(removed, error)
-            if error:
-                committed(None, error)
+        def put(follows: list[int]) -> None:
+            operation = DeleteSessions(keys, pinned, follows)
+
+            def done(removed: Removed | None, error: Exception | None) -> None:
+                if isinstance(error, Conflict):
+                    stored = [_as_stored(*each) for each in zip(changes, follows, strict=True)]
+                    if stored != follows:
+                        put(stored)
+                        return
+                if error and retry:
+                    self._writer.put([operation], again, retry=True)
+                else:
+                    again(removed, error)
+                if error:
+                    committed(None, error)
+
+            self._writer.put([operation], done)
 
         def again(removed: Removed | None, error: Exception | None) -> None:
             for key in keys:
@@ -122,7 +136,7 @@ class Sessions:
             if not error:
                 committed(removed, None)
 
-        self._writer.put([operation], done)
+        put([_as_asked(*each) for each in zip(changes, ends.values(), strict=True)])
 
     def keys(self, prefix: str) -> list[str]:
         """The keys that begin with `prefix`, which is not empty."""
@@ -192,4 +206,11 @@ def _as_asked(change: _Change, follows: int) -> int:
     """What the session ends with when all commits that have been asked for are done."""
     while follows in change.before:
         follows = change.before[follows]
+    return follows
+
+
+def _as_stored(change: _Change, follows: int) -> int:
+    """What the session ends with behind this turn, or in place of it if its commit has failed."""
+    while follows in change.failed:
+        follows = change.failed[follows]
     return follows

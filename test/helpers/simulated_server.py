@@ -5,9 +5,10 @@ Several engines share a database, which a process of its own writes to, as on a 
 
 import errno
 import os
+import sqlite3
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -29,6 +30,7 @@ from rwkv_batch.state.host.store import HostStore
 from rwkv_batch.state.log.protocol import Outcome, SessionStore
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.pool import savepoints
+from rwkv_batch.state.sql import tables
 from rwkv_batch.wire.protocol import Cancel, Event, GenerateRequest
 
 WEIGHTS = tiny(layers=1, width=64, vocab=65536)
@@ -160,6 +162,11 @@ class Server:
         self._stop.send(b"x")
         self.world.wait(lambda: "database" not in self._stores)
 
+    def left_turns(self) -> list[int]:
+        """Turns in the file to which no session leads."""
+        with closing(sqlite3.connect(self._folder / "sessions.db")) as database:
+            return tables.unused_turns(database)
+
     def send(self, each: SimulatedEngine, message: Any) -> None:
         each.inbox.append(message)
 
@@ -174,7 +181,7 @@ class Server:
         store = Store(self._folder / "sessions.db", serves_others=True)
         self._stores["database"] = store
         if first:
-            store.forget_clients()
+            store.forget_processes()
             if store.images_folder:
                 images.sweep(store.images_folder, store.image_turns)
         HostWriter(store, ADDRESS).run(self._control)  # type: ignore[arg-type]

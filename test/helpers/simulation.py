@@ -288,10 +288,14 @@ class History:
             self._turn(key, leaves=False)
         if server.shape.database != "memory":
             server.stop()
+            if not self.counted["deaths of engines"]:  # else the next start removes them
+                assert not server.left_turns(), "a turn has been left behind"
             if server.shape.database == "shared":
                 server.start_database(first=True)
             for each in server.engines:
                 server.start(each)
+            world.wait(lambda: all(each.serves for each in server.engines))
+            assert not server.left_turns(), "what was left of a session that was deleted is not removed"
             for key in KEYS:
                 self._history(key)
                 self._turn(key, leaves=False)

@@ -543,7 +543,7 @@ def test_what_was_refused_or_has_not_arrived_may_come_again(store: Store) -> Non
     assert stored == {1: b"1", 2: b"2", 3: b"1", 4: b"2", 5: b"2", 6: b"1", 7: b"2"}
     do(store, *numbered(1_000_000, StoreDocument("last", 1.5, b""), known=999_998))
     do(store, *numbered(999_999, StoreDocument("but one", 1.5, b""), known=999_998))
-    store.forget_clients()
+    store.forget_processes()
     do(store, *again[1])
     assert store.read_document("d1") == b"2"
 

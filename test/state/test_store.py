@@ -3,8 +3,10 @@
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from stores import (
@@ -26,6 +28,7 @@ from rwkv_batch.state.entries import (
     Collect,
     Dangling,
     DeleteSessions,
+    DiskFailed,
     DropImages,
     PutSession,
     PutTurn,
@@ -248,6 +251,30 @@ def test_pinned_turns_stay_and_are_named_and_can_be_removed_later(store: Store) 
     assert do(store, Collect([2], frozenset({2}))).pinned == [2] and has(store, turns[1])
     removed = do(store, Collect([2]))
     assert (removed.turns, removed.images) == ([2, 1], [2])
+
+
+def test_turns_of_deleted_sessions_that_were_in_use_when_the_process_was_killed_go_at_the_next_start(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, turns = next_turn(9), chain(1, [5, 5, 5])
+    with closing(Store(path)) as store:
+        put_all(store, kept, *turns)
+        do(store, PutSession(session("a", turns[2])), PutSession(session("b", kept)), put_image(turns[1]))
+        do(store, DeleteSessions(["a"], frozenset({2})))
+    with monkeypatch.context() as patch:  # while there is no room for it, the database is used all the same
+        patch.setattr(Store, "commit", raises(DiskFailed("The disk is full.")))
+        with closing(Store(path)) as store:
+            assert store.find_session("b") and has(store, turns[1])
+    with closing(Store(path)) as store:
+        assert [has(store, turn) for turn in (*turns, kept)] == [False, False, False, True]
+        assert store.image_turns() == set() and store.find_session("b")
+
+
+def raises(error: Exception) -> Callable[..., NoReturn]:
+    def function(*_: object) -> NoReturn:
+        raise error
+
+    return function
 
 
 def test_only_turns_that_nothing_uses_are_collected(store: Store) -> None:

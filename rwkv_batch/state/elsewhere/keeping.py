@@ -4,6 +4,7 @@
 - Objects there are removed when their turns have been, by any server, and when no server knows of them: one
   may have been killed while it wrote.
 - Images on this disk of turns that other servers have removed are removed.
+- What servers that were killed have left of deleted sessions is removed.
 
 It has a connection to the database for itself, and nothing waits for it.
 """
@@ -14,6 +15,7 @@ import random
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 
 from rwkv_batch.state import images
 from rwkv_batch.state.elsewhere.image_index import ImageIndex
@@ -34,11 +36,21 @@ log = logging.getLogger(__name__)
 
 
 class Keeper(threading.Thread):
-    """`share`, `sweep` and `close` are for any thread. `objects`: None: no store is shared."""
+    """`share`, `sweep` and `close` are for any thread.
 
-    def __init__(self, whereabouts: Whereabouts, index: ImageIndex, objects: Objects | None) -> None:
+    `objects`: None: no store is shared. `tidy`: removes what servers that were killed have left in the
+    database; asked every SWEEP_ROWS. Raises StoreError.
+    """
+
+    def __init__(
+        self,
+        whereabouts: Whereabouts,
+        index: ImageIndex,
+        objects: Objects | None,
+        tidy: Callable[[], object],
+    ) -> None:
         super().__init__(name="state sharing", daemon=True)
-        self._whereabouts, self._index, self._objects = whereabouts, index, objects
+        self._whereabouts, self._index, self._objects, self._tidy = whereabouts, index, objects, tidy
         self._waiting: OrderedDict[int, PutImage] = OrderedDict()
         self._changed = threading.Condition()
         self._sweeps, self._removes, self._works, self._closing = True, False, False, False
@@ -153,6 +165,7 @@ class Keeper(threading.Thread):
             images.remove(self._index.states, self._index.drop(removed), self._left)
         if time.monotonic() - self._rows_swept > SWEEP_ROWS:
             self._rows_swept = time.monotonic()
+            self._tidy()
             self._whereabouts.sweep()
             self._adopt_objects()
 

@@ -85,7 +85,7 @@ def serve(service: DatabaseService, control: Connection) -> None:
         sys.exit(2)
     try:
         if service.first:
-            store.forget_clients()
+            store.forget_processes()
             if store.images_folder:  # of engines that are there, images may not have rows yet
                 images.sweep(store.images_folder, store.image_turns)
         host = HostWriter(store, service.address)

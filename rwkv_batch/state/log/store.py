@@ -18,6 +18,7 @@ from rwkv_batch.disk.syncing import sync
 from rwkv_batch.state.entries import (
     NONE,
     UNKNOWN,
+    Collect,
     CommittedBefore,
     Dangling,
     Operation,
@@ -72,6 +73,8 @@ class Store(StoreReads):
         try:
             try:
                 self._prepare()
+                if not serves_others:
+                    self.forget_processes()
             except StoreBroken:
                 self.restart()
         except BaseException:
@@ -216,9 +219,21 @@ class Store(StoreReads):
         self._prepare_clients()
         self._sync_names()
 
-    def forget_clients(self) -> None:
-        """Of the processes that this one writes for none is left of those that were there before."""
-        self._ask(self._writer, clients.forget)
+    def forget_processes(self) -> None:
+        """Of those that used the database before none is left: what is there for them alone goes.
+
+        That are commits of clients, and turns of deleted sessions that were in use then, if the process that
+        would have removed them was killed. Raises StoreBroken.
+        """
+        if self._serves_others:
+            self._ask(self._writer, clients.forget)
+        if unused := self._ask(self._writer, tables.unused_turns):
+            try:
+                self.commit([[Collect(unused)]])
+            except StoreBroken:
+                raise
+            except StoreError as error:
+                log.error("What is left of deleted sessions cannot be removed now (%s)", error)
 
     def _prepare_clients(self) -> None:
         if self._serves_others:

@@ -65,6 +65,12 @@ _UNUSED = f"""
         FROM past JOIN turns t ON t.id = past.parent WHERE past.free AND place < {CHAIN})
     SELECT id, parent FROM past WHERE free ORDER BY place"""
 
+# Ends of what is left of deleted sessions. None that is so old is in use any more.
+_LEFT = """
+    SELECT id FROM turns t WHERE created < extract(epoch FROM now()) - 86400
+    AND NOT EXISTS (SELECT 1 FROM turns c WHERE c.parent = t.id)
+    AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.turn = t.id) LIMIT 1000"""
+
 
 @dataclass
 class GroupChanges:
@@ -121,6 +127,13 @@ def collect(db: Database, turn: int, pinned: frozenset[int], removed: Removed) -
             return
         if len(found) < CHAIN:
             return
+
+
+def collect_left(db: Database) -> None:
+    """Remove turns of deleted sessions that were in use then, if who would have done it was killed."""
+    with db.transaction():
+        for (turn,) in db.execute(_LEFT).fetchall():
+            collect(db, int(turn), frozenset(), Removed())
 
 
 def _unused(db: Database, turn: int, pinned: frozenset[int]) -> dict[int, int]:

@@ -40,7 +40,7 @@ from rwkv_batch.state.log import turn_ids
 from rwkv_batch.state.log.protocol import CommitQueue, Committed, Outcome, Wanted
 from rwkv_batch.state.log.recent import RecentReads
 from rwkv_batch.state.log.writer import Writer
-from rwkv_batch.state.postgres.changes import GroupChanges, put_model
+from rwkv_batch.state.postgres.changes import GroupChanges, collect_left, put_model
 from rwkv_batch.state.postgres.committing import Transactions
 from rwkv_batch.state.postgres.database import rows, schema
 from rwkv_batch.state.postgres.database.connection import (
@@ -99,11 +99,9 @@ class PostgresStore:
             identity = self._writer.run(partial(schema.migrate, schema=name))
             shared = Objects(sources.objects, identity) if sources.objects else None
             self._index = ImageIndex(folder / f"rwkv_states-{identity}")
-            reads, keeps = (
-                Whereabouts(partial(each.run, waits=False)) for each in (self._reader, self._sharing)
-            )
-            self.elsewhere: Elsewhere | None = Elsewhere(reads, sources.peers, shared)
-            self._keeper = Keeper(keeps, self._index, shared)
+            asks, keeps = (partial(each.run, waits=False) for each in (self._reader, self._sharing))
+            self.elsewhere: Elsewhere | None = Elsewhere(Whereabouts(asks), sources.peers, shared)
+            self._keeper = Keeper(Whereabouts(keeps), self._index, shared, partial(keeps, collect_left))
         except BaseException:
             self.close()
             raise

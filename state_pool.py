@@ -240,6 +240,14 @@ class StatePool:
         self.parts.writer.put([], lambda removed, error: done())
         return False
 
+    def undecided(self, key: str) -> bool:
+        """Whether the session is being deleted, or made to end with another turn, which may be refused still.
+
+        What is stored under another key because of that would stay. A new turn that is refused takes those
+        behind it along.
+        """
+        return self._log.undecided(key)
+
     def at(self, key: str) -> SessionAt:
         """The session as a change finds it that begins now."""
         return self.parts.sessions.at(key)
@@ -255,6 +263,9 @@ class StatePool:
         What other sessions have in common with it stays theirs. `done` gets how many there were, when it is
         committed. After an error they are still there.
         """
+        if self.parts.sessions.deleting(key, prefix):  # what is not committed may be refused
+            self.parts.writer.put([], lambda removed, error: self.delete(key, prefix, done))
+            return
         try:
             wanted = {key, *(self.keys(f"{key}:") if prefix else ())}
             ends = {name: session.head.turn for name in sorted(wanted) if (session := self.find(name))}

@@ -418,6 +418,14 @@ def as_error(sentence: str | None) -> StoreError | None:
     return Conflict(sentence) if isinstance(sentence, Moved) else StoreError(sentence)
 
 
+def moved(key: str) -> Conflict:
+    """What a change of this session is refused with if another one came before it."""
+    return Conflict(
+        f"The session {key.removeprefix(HIDDEN)} has been changed meanwhile; send the request again to go on "
+        "from what it is now."
+    )
+
+
 def message(error: Exception | None) -> str | None:
     """The sentence that a client gets about an error."""
     if isinstance(error, Conflict):

@@ -113,6 +113,20 @@ def test_of_two_turns_at_once_one_is_refused_and_the_session_goes_on(
     assert one.say(PROMPTS[3], "a") == expected[3]
 
 
+def test_a_turn_that_another_server_has_overtaken_is_refused_though_its_session_is_deleted_meanwhile(
+    cluster: Cluster, expected: list[tuple[str, int]]
+) -> None:
+    one, two = cluster.start(), cluster.start()
+    one.say(PROMPTS[0], "a")
+    turns = {driver: driver.add([7, 8], "a", max_tokens=30, flush_tokens=1) for driver in (one, two)}
+    for driver, name in turns.items():
+        while not driver.text(name):
+            driver.step()
+    one.said(turns[one])
+    assert two.ask(DeleteSession("delete", "a")).found == 1
+    assert refusal(two, turns[two]).reason == "conflict"
+
+
 def test_deleted_forked_and_moved_sessions_are_so_on_every_server(cluster: Cluster) -> None:
     one, two = cluster.start(), cluster.start()
     one.say(PROMPTS[0], "a")

@@ -1,14 +1,18 @@
 """Two engines of one database: a conversation goes on with either; a turn that comes too late is refused."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from engine_driver import PROMPTS, Driver
 from hosts import ThreadHost
+from stores import PATIENCE
 
+from rwkv_batch.state.entries import Operation
+from rwkv_batch.state.log.protocol import Outcome
 from rwkv_batch.wire.commands import DeleteSession, ForkSession, RewindSession
-from rwkv_batch.wire.protocol import CommandReply, Event, Failed, Progress, Rejected
+from rwkv_batch.wire.protocol import CommandReply, Event, Failed, Progress, Rejected, SessionTurn
 
 ENDS = (Progress, Rejected, Failed)
 
@@ -17,10 +21,10 @@ class Engines:
     """Several engines, closed at the end."""
 
     def __init__(self, host: ThreadHost) -> None:
-        self._host, self._drivers = host, list[Driver]()
+        self.host, self._drivers = host, list[Driver]()
 
     def open(self, **options) -> Driver:
-        driver = Driver(self._host.open(), **{"l1": 4} | options)
+        driver = Driver(self.host.open(), **{"l1": 4} | options)
         self._drivers.append(driver)
         return driver
 
@@ -79,6 +83,38 @@ def test_a_turn_of_a_session_that_another_engine_has_deleted_is_a_conflict(engin
     assert isinstance(refused, Rejected) and refused.reason == "conflict"
     again = last(one, one.add(PROMPTS[1], "a"))
     assert isinstance(again, Progress)
+
+
+@pytest.mark.parametrize("change", [DeleteSession("c", "a"), ForkSession("c", "b", "a", replace=True)])
+def test_a_turn_into_another_session_does_not_begin_with_a_change_that_is_refused(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, change: DeleteSession | ForkSession
+) -> None:
+    """Its commit would go through: it names the session that it is stored in, and that alone."""
+    one, two = engines.open(), engines.open()
+    for driver, session in ((one, "a"), (one, "b"), (alone := Driver(l1=4), "a")):
+        driver.say(PROMPTS[0], session)
+    begun, gate, commit = threading.Event(), threading.Event(), engines.host.store.commit
+
+    def held(groups: Sequence[Sequence[Operation]]) -> list[Outcome]:
+        begun.set()
+        gate.wait(PATIENCE)
+        return commit(groups)
+
+    monkeypatch.setattr(engines.host.store, "commit", held)
+    faster = two.add(PROMPTS[1], "a")
+    while not begun.is_set():
+        two.step()
+    one.engine.command((b"test", change.id), change)
+    turn = SessionTurn(source="a", target="d")
+    late = one.add(PROMPTS[2], turn=turn)
+    for _ in range(20):
+        one.step()
+    gate.set()
+    assert two.said(faster) == alone.say(PROMPTS[1], "a")
+    for name in (change.id, late):
+        refused = last(one, name)
+        assert isinstance(refused, Rejected) and refused.reason == "conflict"
+    assert one.say(PROMPTS[2], turn=turn) == alone.say(PROMPTS[2], "a")
 
 
 def test_commands_of_another_engine_hold_here(engines: Engines) -> None:

@@ -152,8 +152,10 @@ class History:
         key, target = self.draw.sample(KEYS, 2)
         replace, number = self.draw.random() < 0.5, self.draw.choice((None, None, 1, 2))
 
-        def carry_out(sessions: Sessions) -> Outcomes:
-            source = find(sessions, key)
+        def read(sessions: Sessions) -> Conversation | None:
+            return find(sessions, key)
+
+        def carry_out(sessions: Sessions, source: Conversation | None) -> Outcomes:
             if source is None:
                 return sessions, "not_found"
             if find(sessions, target) and not replace:
@@ -165,9 +167,9 @@ class History:
             return put(sessions, target, _first(source, number)), "ok"
 
         command = ForkSession(self._name(), key=key, target=target, turn=number, replace=replace)
-        self._call(
-            Call(f"fork {command.id} of turn {number} of {key} into {target}", carry_out), command, _outcome
-        )
+        # Of its source as that was when it began, like a turn into another session.
+        fork = Call(f"fork {command.id} of turn {number} of {key} into {target}", carry_out, read)
+        self._call(fork, command, _outcome)
 
     def _rewind(self) -> None:
         key, number = self.draw.choice(KEYS), self.draw.choice((0, 1, 2))
@@ -237,17 +239,19 @@ class History:
 
     def _come_to_rest(self) -> None:
         """Of requests that nobody waits for nothing more comes when all engines are idle."""
-        engines = self.server.engines
+        engines, left = self.server.engines, [*self._left]
         self.world.wait(lambda: all(_is_idle(each) for each in engines), 60)
         assert all(_is_idle(each) for each in engines), "an engine does not come to an end"
         self.world.sleep(1)  # for what is under way between processes
-        left, self._left = self._left, []
+        left = [call for call in left if call in self._left]  # another client may have waited for them, too
+        self._left = [call for call in self._left if call not in left]
         self.possible.lost(left)
 
     def _may_be_refused(self, answer: Rejected, message: Any) -> None:
         self.counted[f"refused: {answer.reason}"] += 1
-        if isinstance(message, GenerateRequest):  # only another engine can have been faster
-            assert answer.reason == "conflict" and len(self.server.engines) > 1, answer
+        if isinstance(message, GenerateRequest):  # another engine has been faster
+            faster = len(self.server.engines) > 1 or "is being changed" in answer.message
+            assert answer.reason == "conflict" and faster, answer
 
     def _name(self) -> str:
         self._number += 1

@@ -65,11 +65,18 @@ def unknown_past(id_: int, tokens: int = 5, model: int = 1) -> Turn:
     return Turn(id_, NONE, 0, tokens, [], [], 1.5, model, random.Random(id_).randbytes(16))
 
 
-def chain(first: int, lengths: Sequence[int], parent: Turn | None = None, model: int = 1) -> list[Turn]:
+def chain(
+    first: int,
+    lengths: Sequence[int],
+    parent: Turn | None = None,
+    model: int = 1,
+    created: float = 1.5,
+) -> list[Turn]:
     """Turns one after the other, the oldest first, with random tokens."""
     turns: list[Turn] = []
     for id_, length in enumerate(lengths, first):
-        parent = next_turn(id_, parent, random_tokens(id_, length), random_tokens(1_000_000 + id_, 2), model)
+        said = random_tokens(1_000_000 + id_, 2)
+        parent = next_turn(id_, parent, random_tokens(id_, length), said, model, created)
         turns.append(parent)
     return turns
 

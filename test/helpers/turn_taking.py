@@ -9,6 +9,7 @@ of waiting take none.
 The order of sets of strings has to be the same too: run with PYTHONHASHSEED=0.
 """
 
+import gc
 import queue
 import secrets
 import sys
@@ -211,6 +212,10 @@ class World:
             if name.startswith("rwkv_batch.") and hasattr(module, "monotonic")
         ]
         with ExitStack() as patches:
+            # What the collector ends, as a task of a killed process, would let others run in the middle of
+            # anything, and not at the same place each time.
+            gc.disable()
+            patches.callback(gc.enable)
             for module in bound:
                 patches.enter_context(mock.patch.object(module, "monotonic", clock))
             for owner, name, value in (

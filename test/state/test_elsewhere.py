@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -293,30 +292,6 @@ def test_objects_that_no_server_knows_are_removed(
             if objects.kept.keys() == stays:
                 break
         assert objects.kept.keys() == stays and resume(two) == []
-
-
-@pytest.mark.parametrize("age", [0.0, 2 * 86400.0])
-def test_what_a_killed_server_left_of_a_deleted_session_goes_in_time(
-    opened: Callable[..., PostgresStore],
-    database: psycopg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
-    age: float,
-) -> None:
-    """Turns that were in use when their session was deleted, once no server can be using them any more."""
-    monkeypatch.setattr(keeping, "SWEEP_ROWS", -1.0)
-    talk(opened("one"))
-    talk(opened("one"), "b")
-    database.execute("DELETE FROM sessions WHERE key = 'a'")
-    database.execute("UPDATE turns SET created = %s", (time.time() - age,))
-    store = opened("two")
-    with closing(Bench(store=store)) as two:
-        store.keeper.sweep()
-        settled(store)
-        rows = [
-            database.execute(f"SELECT count(*) FROM {table}").fetchone() for table in ("turns", "sessions")
-        ]
-        assert rows == [(2 if age else 4,), (1,)]
-        two.turn("b", [1])
 
 
 def test_an_object_that_is_written_now_is_known(

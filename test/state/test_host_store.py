@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from hosts import Host, ProcessHost, ThreadHost
-from pools import ALWAYS, BEGINNING, NEVER, Bench, after
-from stores import do, keys, next_turn, put_all, raw, session
+from pools import ALWAYS, BEGINNING, NEVER, Bench, Result, after
+from stores import PATIENCE, do, keys, next_turn, put_all, raw, session
 
 from rwkv_batch.state.entries import (
     NONE,
@@ -37,6 +37,7 @@ from rwkv_batch.state.entries import (
 )
 from rwkv_batch.state.host import link
 from rwkv_batch.state.host.link import UNKNOWN, Link
+from rwkv_batch.state.log.protocol import Outcome
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.sql import sqlite
 from rwkv_batch.state.starts.contents import StartContents
@@ -205,6 +206,29 @@ def test_a_turn_is_refused_when_its_session_was_deleted_elsewhere(host: ThreadHo
         assert two.delete("a") == 1
         assert isinstance(one.wait(one.end_turn(late, [2])).error, Moved)
         assert one.look("a") is None and two.look("a") is None
+
+
+def test_a_deletion_waits_for_one_before_it_which_may_be_refused(
+    host: ThreadHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Pair(host) as (one, two):
+        one.turn("a", [1])
+        begun, gate, commit = threading.Event(), threading.Event(), host.store.commit
+
+        def slow(groups: Sequence[Sequence[Operation]]) -> list[Outcome]:
+            begun.set()
+            gate.wait(PATIENCE)
+            return commit(groups)
+
+        monkeypatch.setattr(host.store, "commit", slow)
+        turn = two.turn("a", [2], wait=False)
+        assert begun.wait(PATIENCE)
+        deletions = [one.ask(one.pool.delete, "a", False) for _ in range(2)]
+        gate.set()
+        assert two.wait(turn).error is None
+        assert one.wait(deletions[0]).error == CHANGED.format("a")
+        assert one.wait(deletions[1]) == Result(1, None)
+        assert one.look("a") is two.look("a") is None
 
 
 def test_changes_without_a_turn_are_refused_too(host: ThreadHost) -> None:

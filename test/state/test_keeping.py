@@ -70,7 +70,7 @@ def test_a_state_that_the_disk_does_not_give_just_now_is_copied_later(
     monkeypatch.setattr(keeping, "REST", 0.01)
     monkeypatch.setattr(keeping.images, "read", refuses_once)
     objects = MemoryObjects(2)
-    keeper = keeping.Keeper(NothingMissing(), DiskImages(tmp_path), objects)
+    keeper = keeping.Keeper(NothingMissing(), DiskImages(tmp_path), objects, lambda: None)
     for turn in (1, 2):
         keeper.share(PutImage(turn, 1, 8, 8, 8, 1.5))
     assert objects.full.wait(PATIENCE)

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,11 +20,12 @@ from postgres_proxy import PostgresProxy
 from postgres_server import PostgresServer
 from postgres_writer import KEY
 from serving import until
-from stores import chain, do, has, next_turn, put_image, session, unknown_past
+from stores import PATIENCE, chain, do, has, next_turn, put_image, session, unknown_past
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.startup import open_store
 from rwkv_batch.state import images
+from rwkv_batch.state.elsewhere import keeping
 from rwkv_batch.state.elsewhere.image_index import ImageIndex
 from rwkv_batch.state.entries import (
     HIDDEN,
@@ -474,3 +476,23 @@ def test_a_folder_that_cannot_be_written_is_refused(postgres: PostgresServer, tm
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"cannot hold states .*--image-store"):
         open_new(postgres.url, tmp_path / "file")
+
+
+@pytest.mark.parametrize("age", [0.0, 2 * 86400.0])
+def test_what_a_killed_server_left_of_a_deleted_session_goes_in_time(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, age: float
+) -> None:
+    """Turns that were in use when their session was deleted, once no server can be using them any more."""
+    monkeypatch.setattr(keeping, "SWEEP_ROWS", -1.0)
+    kept, left = chain(1, [5, 5, 5]), chain(11, [5, 5, 5], created=time.time() - age)
+    do(
+        store,
+        *map(PutTurn, [*kept, *left]),
+        PutSession(session("a", kept[2])),
+        PutSession(session("b", left[2])),
+    )
+    do(store, DeleteSessions(["b"], frozenset({12})))  # the second one is in use
+    store.keeper.sweep()
+    assert store.keeper.settle(PATIENCE)
+    assert [has(store, turn) for turn in kept] == [True, True, True]
+    assert [has(store, turn) for turn in left] == ([False] * 3 if age else [True, True, False])

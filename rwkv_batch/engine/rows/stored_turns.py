@@ -30,6 +30,7 @@ from rwkv_batch.state.entries import (
     SessionAt,
     StoreError,
     message,
+    moved,
 )
 from rwkv_batch.state.pool.savepoints import RunningTurn
 from rwkv_batch.wire.protocol import GenerateRequest, Progress, RequestKey, RowDelta, SessionTurn
@@ -56,6 +57,7 @@ class StoredTurn(Life):
     committed: bool = False
     kept: bool = False  # the state has been brought to the end of the text
     discarded: bool = False  # its session was deleted meanwhile: its text counts, its state does not
+    overtaken: bool = False  # ... after another server's turn of it, which this one does not know
     save_at: int = 0  # drawn tokens that the state has seen when the next savepoint is due
 
     @property
@@ -180,7 +182,8 @@ class StoredTurn(Life):
         """Nothing of it is stored.
 
         Where its session is being deleted, it counts as a turn before that: the reader gets its end only when
-        the session is gone. If that stays as it was, the turn has not been.
+        the session is gone. If that stays as it was, the turn has not been; nor if another server had been
+        faster before.
         """
         if not self.discarded or self.target is None:
             self._send_last_delta(row)
@@ -262,6 +265,8 @@ class StoredTurn(Life):
         if found and found.head.turn == self.before:
             sentence = f"The session {self.target} could not be deleted, and this turn of it was not stored."
             self.turns.parts.rows.answer(row, "error", failure(row.key[1], sentence))
+        elif self.overtaken:
+            self.turns.parts.rows.answer(row, "error", failure(row.key[1], message(moved(self.target)) or ""))
         else:
             self._send_last_delta(row)
         self._end(row)
@@ -393,6 +398,9 @@ class Turns:
     def find_source(self, life: StoredTurn) -> Session | None:
         """What the turn continues: a session, or that of its start state. Raises Refusal, StoreError."""
         turn, source = life.turn, self._source(life.turn)
+        if turn.source not in (None, life.target) and self.parts.pool.undecided(turn.source):
+            message = f"The session {turn.source} is being changed; send the request again in a moment."
+            raise Refusal("conflict", message)
         if source is None and turn.required:
             raise Refusal("not_found", f"The session {turn.source} has been deleted meanwhile.")
         if source is not None:
@@ -459,7 +467,9 @@ class Turns:
         for turn in self.begun.values():
             target = turn.target
             if target is not None and (target == key or (prefix and target.startswith(f"{key}:"))):
-                begun += not turn.discarded and self.parts.pool.find(target) is None
+                found = self.parts.pool.find(target)
+                begun += not turn.discarded and found is None
+                turn.overtaken |= bool(found and turn.at and found.head.turn != turn.at.turn)
                 turn.discarded = True
         return begun
 

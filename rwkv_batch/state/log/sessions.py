@@ -59,6 +59,13 @@ class Sessions:
         """Whether a change of one of these is under way, which may be refused still."""
         return any(key in self._changes for key in keys)
 
+    def deleting(self, key: str, prefix: bool) -> bool:
+        """Whether this one, or with `prefix` one below it, is being deleted, which may be refused still."""
+        return any(
+            change.session is None and (name == key or (prefix and name.startswith(f"{key}:")))
+            for name, change in self._changes.items()
+        )
+
     def find_request(self, request: bytes) -> tuple[str, Turn] | None:
         """The committed turn of a request; see SessionStore. Raises StoreError."""
         return self._store.find_request(request)

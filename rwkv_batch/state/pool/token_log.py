@@ -221,6 +221,13 @@ class TokenLog:
         for follower in self._committing(turns):
             follower()
 
+    def undecided(self, key: str) -> bool:
+        """Whether what `find` says of the session may be refused still; see StatePool."""
+        if not self._durable or not self.sessions.changing([key]):
+            return False
+        session = self.sessions.find(key)
+        return session is None or session.head.turn not in self._unstored
+
     def delete(self, ends: Mapping[str, int], committed: Callable[[Exception | None], None]) -> None:
         """Delete sessions, and the turns that nothing else uses. `ends`: the turns that they end with."""
 

@@ -33,10 +33,11 @@ from rwkv_batch.state.entries import (
     Shrink,
     Stamp,
     StoreDocument,
+    moved,
 )
 from rwkv_batch.state.postgres.database import rows
 from rwkv_batch.state.postgres.database.connection import Database
-from rwkv_batch.state.sql.tables import OF_THIS_KEY, encoded, id_of_model, moved
+from rwkv_batch.state.sql.tables import OF_THIS_KEY, encoded, id_of_model
 
 CHAIN = 500  # turns that are looked at together when a session goes
 

@@ -12,7 +12,6 @@ from functools import singledispatch
 from rwkv_batch.state.entries import (
     ANY,
     DAMAGED,
-    HIDDEN,
     NONE,
     REQUEST_ID,
     Collect,
@@ -36,6 +35,7 @@ from rwkv_batch.state.entries import (
     StoreDocument,
     StoreError,
     Turn,
+    moved,
     pack,
     unpack,
 )
@@ -329,13 +329,6 @@ def _is_damaged(connection: sqlite3.Connection, key: str) -> bool:
     except RowDamaged:
         return True
     return False
-
-
-def moved(key: str) -> Conflict:
-    return Conflict(
-        f"The session {key.removeprefix(HIDDEN)} has been changed meanwhile; send the request again to go on "
-        "from what it is now."
-    )
 
 
 def conflict(connection: sqlite3.Connection, operations: Sequence[Operation]) -> Conflict | None:

@@ -48,13 +48,14 @@ class Watched:
         self.contexts: list[BrowserContext] = []
         self.wrong: list[str] = []
 
-    def open(self, url: str, **options) -> Page:
-        """A page in a new context, with nothing stored."""
+    def open(self, url: str, as_made: bool = False, **options) -> Page:
+        """A page in a new context, with nothing stored. as_made: its requests go as it makes them."""
         given = {"viewport": {"width": 1280, "height": 800}, "locale": "en-US", "color_scheme": "light"}
         context = self._browser.new_context(**given | options)
         self.contexts.append(context)
         context.set_default_timeout(PATIENCE)
-        context.route(COMPLETIONS, greedy)
+        if not as_made:  # a route that went while the page loads might leave a request without an answer
+            context.route(COMPLETIONS, greedy)
         context.on("request", self._requested)
         context.on("console", self._said)
         context.on("weberror", lambda error: self.wrong.append(str(error.error)))

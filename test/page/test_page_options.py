@@ -36,9 +36,7 @@ def engine(process: FrontendProcess) -> FakeEngine:
 
 @pytest.fixture
 def page(watched, engine: FakeEngine, process: FrontendProcess) -> Page:
-    opened = watched.open(f"http://127.0.0.1:{process.port}")
-    opened.context.unroute_all()  # requests go as the page makes them
-    return opened
+    return watched.open(f"http://127.0.0.1:{process.port}", as_made=True)
 
 
 def options(page: Page) -> None:

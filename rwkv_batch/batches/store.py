@@ -27,6 +27,7 @@ from rwkv_batch.batches.records import (
     new_id,
 )
 from rwkv_batch.disk.commits import may_be_found, take_back
+from rwkv_batch.disk.shared import use_write_ahead_log
 from rwkv_batch.disk.syncing import sync
 
 DATABASE = "batches.db"
@@ -76,7 +77,7 @@ class BatchStore:
                     check_same_thread=False,
                 )
                 on_error.callback(self._database.close)
-                self._database.execute("PRAGMA journal_mode=WAL")
+                use_write_ahead_log(self._database, BUSY_SECONDS)
                 self._database.execute("PRAGMA synchronous=NORMAL")
                 self._database.executescript(TABLES)
                 # Where a file cannot be opened to be written SQLite opens it to be read, for as long as the

@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from rwkv_batch.disk.shared import use_write_ahead_log
 from rwkv_batch.keys.records import KeysError
 
 FIRST_DAY, LAST_DAY = "0000-00-00", "9999-99-99"  # before and behind all others
@@ -63,7 +64,7 @@ class UsageStore:
                     path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
                 )
                 on_error.callback(self._database.close)
-                self._database.execute("PRAGMA journal_mode = WAL")
+                use_write_ahead_log(self._database, BUSY_SECONDS)
                 self._database.execute("PRAGMA synchronous = NORMAL")
                 self._database.execute(TABLE)
                 # Where a file cannot be opened to be written SQLite opens it to be read, for as long as the

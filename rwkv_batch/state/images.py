@@ -24,7 +24,7 @@ def folder(database: Path) -> Path:
 def prepared_folder(path: Path) -> Path:
     """Make the folder if need be, on the disk too. Raises OSError."""
     if not path.is_dir():
-        path.mkdir(mode=0o700)
+        path.mkdir(mode=0o700, exist_ok=True)  # another server may be as far
         with suppress(PermissionError):  # a folder that may not be listed
             sync(path.parent)
     return path

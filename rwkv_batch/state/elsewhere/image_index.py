@@ -14,9 +14,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import RLock
 
+from rwkv_batch.disk.shared import use_write_ahead_log
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import PutImage, StoreError
 
+BUSY_SECONDS = 10.0  # that a statement waits for another process
 SHRUNK = 0.95  # of its limit: what is kept when something has to go
 
 log = logging.getLogger(__name__)
@@ -36,13 +38,13 @@ class ImageIndex:
                 self._file = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
                 on_error.callback(os.close, self._file)
                 self._database = sqlite3.connect(
-                    folder / "index.db", isolation_level=None, check_same_thread=False, timeout=10
+                    folder / "index.db", isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS
                 )
                 on_error.callback(self._database.close)
+                use_write_ahead_log(self._database, BUSY_SECONDS)
                 # The last statement changes nothing, and fails where SQLite could open the file to be read
                 # only: then no image would have a row, and files would come without end.
                 self._database.executescript("""
-                    PRAGMA journal_mode = WAL;
                     PRAGMA synchronous = NORMAL;
                     CREATE TABLE IF NOT EXISTS images (
                         turn INTEGER PRIMARY KEY, model INTEGER NOT NULL, saves INTEGER NOT NULL,

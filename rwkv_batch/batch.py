@@ -18,7 +18,7 @@ from threading import Thread
 from tqdm import tqdm
 
 from app import parse
-from rwkv_batch.batches.file_rows import FileRows, NoAnswers, done_in
+from rwkv_batch.batches.file_rows import FileRows, NoAnswers, claimed, done_in
 from rwkv_batch.batches.lines import check
 from rwkv_batch.batches.runner import Width
 from rwkv_batch.config import ServerConfig, on_each
@@ -51,13 +51,12 @@ def main(arguments: list[str]) -> int:
             total, errors = check(lines, "")
         if errors:
             return refuse(f"{files.input}, line {errors[0].line or 1}: {errors[0].message}")
-        done = done_in(files.output)
-        with (
-            runtime_folder() as folder,
-            open(files.output, "a", encoding="utf-8") as output,
-            open(files.errors, "w", encoding="utf-8") as failed,
-        ):
-            return _run(config, folder, FileRows(files.input, total, done, output, failed))
+        with runtime_folder() as folder, open(files.output, "a", encoding="utf-8") as output:
+            if not claimed(output):
+                return refuse(f"{files.output} is being written by another run; wait until that has ended")
+            done = done_in(files.output)
+            with open(files.errors, "w", encoding="utf-8") as failed:
+                return _run(config, folder, FileRows(files.input, total, done, output, failed))
     except CannotStart as error:
         return refuse(f"{error.strerror}; raise the limit of tasks, or run the same command later")
     except OSError as error:

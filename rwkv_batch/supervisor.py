@@ -30,7 +30,7 @@ from rwkv_batch.processes.databases import Databases
 from rwkv_batch.processes.engines import EngineProcess
 from rwkv_batch.processes.folder import SOCKET, NoFolder, runtime_folder
 from rwkv_batch.processes.limits import TooFewFiles, allow_open_files
-from rwkv_batch.processes.listening import CannotListen, probe
+from rwkv_batch.processes.listening import CannotListen, take
 from rwkv_batch.processes.pulse import Pulse
 from rwkv_batch.processes.streams import keep_streams
 from rwkv_batch.processes.supervised import FrontendPlace
@@ -167,8 +167,8 @@ class Supervisor:
         """
         try:
             allow_open_files()
-            probe(self._config.frontend.host, self._config.frontend.port)
-            with runtime_folder() as folder:
+            port = take(self._config.frontend.host, self._config.frontend.port)
+            with port, runtime_folder() as folder:
                 code = self._run_in(folder)
         except (TooFewFiles, CannotListen, NoFolder, KeysError) as error:
             return refuse(str(error))

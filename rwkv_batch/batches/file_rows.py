@@ -1,6 +1,7 @@
 """The rows of one file, whose answers go into another one as they are made."""
 
 import asyncio
+import fcntl
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -17,6 +18,17 @@ BEGINNING = b'{"id":"batch_req_'  # of a line of the output
 
 class NoAnswers(Exception):
     """A file that should have answers has something else; one sentence."""
+
+
+def claimed(output: TextIO) -> bool:
+    """Whether this process alone writes the file, until it closes it, as no other run does."""
+    try:
+        fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # no file that can be locked
+    return True
 
 
 def done_in(output: Path) -> set[str]:

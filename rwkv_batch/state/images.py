@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from rwkv_batch.disk.syncing import sync
@@ -31,8 +32,11 @@ def prepared_folder(path: Path) -> Path:
 
 
 def write(images: Path, turn: int, image: "Tensor") -> None:
-    """Write a sealed snapshot. The file is whole on the disk when it has its name. Raises OSError."""
-    part, data = _file(images, turn).with_suffix(".part"), image.numpy().data
+    """Write a sealed snapshot. The file is whole on the disk when it has its name. Raises OSError.
+
+    Several processes may write that of one turn at once, as each finds that it is missing.
+    """
+    part, data = images / f"{turn}.{token_hex(8)}.part", image.numpy().data
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:

@@ -261,7 +261,8 @@ class Place:
         doomed = of(node)
         self.nodes.remove(node)
         for pid in doomed:
-            os.killpg(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.killpg(pid, signal.SIGKILL)
         self.cluster.remove_node(node, allow_graceful=False)
         return len(doomed)
 
@@ -273,9 +274,10 @@ def _servers() -> Iterator[tuple[int, list[str]]]:
             continue
         try:
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            first = os.getpgid(int(folder.name)) == int(folder.name)
         except OSError:
             continue
-        if str(ROOT / "app.py") in words[:3] and os.getpgid(int(folder.name)) == int(folder.name):
+        if first and str(ROOT / "app.py") in words[:3]:
             yield int(folder.name), words
 
 
@@ -295,7 +297,8 @@ def kill_server(address: str) -> None:
     port = address.rpartition(":")[2]
     for pid, words in _servers():
         if port in words:
-            os.killpg(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.killpg(pid, signal.SIGKILL)
 
 
 def until(true: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
@@ -313,7 +316,7 @@ def process(*command: object, log: Path, **more: Any) -> Iterator[subprocess.Pop
         yield running
     finally:
         running.terminate()
-        running.wait(20)
+        running.wait(60)
 
 
 @contextmanager

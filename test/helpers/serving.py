@@ -24,6 +24,7 @@ TWO_CPUS = ["--device", "cpu,cpu"]
 on_cpu, on_two = CPU, TWO_CPUS
 FIRST_OF_ANY = 32_768  # of the ports that Linux gives to connections, and to whoever asks for any
 DRAW = random.SystemRandom()  # the other one may have the same seed in each process of the tests
+_reserved: list[socket.socket] = []  # a name for each port that this process has asked for
 START_SECONDS = 120  # a deadline, not a wait: cold caches and shared cores
 
 
@@ -33,12 +34,19 @@ def on_gpu() -> bool:
 
 
 def free_port() -> int:
-    """One that stays free until a server has it, as nobody gets it who has not asked for it."""
+    """One that stays free until a server has it, as nobody gets it who has not asked for it.
+
+    Nor do other processes of tests, while this one lives: front ends would share it without a word.
+    """
     while True:
         port = DRAW.randrange(10_000, FIRST_OF_ANY)
+        name = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe, contextlib.suppress(OSError):
+            name.bind(f"\0rwkv-test-port-{port}" if sys.platform == "linux" else "")
             probe.bind(("127.0.0.1", port))
+            _reserved.append(name)
             return port
+        name.close()
 
 
 class Server:

@@ -1,5 +1,6 @@
 """Files and batches with the official OpenAI SDK against the real server."""
 
+import fcntl
 import json
 import os
 import signal
@@ -250,3 +251,14 @@ def test_a_file_runs_without_a_server_and_keeps_what_is_done(tmp_path: Path):
     assert first == before and "Paris" in json.dumps(second["response"]["body"])
     (error,) = Path(f"{output}.errors").read_text().splitlines()
     assert json.loads(error)["custom_id"] == "row 2"
+
+
+def test_a_file_that_another_run_writes_is_left_alone(tmp_path: Path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(lines([chat("Japan")]))
+    command = [sys.executable, "-m", "rwkv_batch.batch", str(source), str(output), "--device", "cpu"]
+    with open(output, "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert refused.returncode == 2 and f"{output} is being written by another run; wait" in refused.stderr
+    assert {*tmp_path.iterdir()} == {source, output} and not output.read_bytes()

@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -21,7 +21,10 @@ PROMPT = {
 def children(server: Server) -> list[int]:
     """Of the supervisor, the oldest first, whether or not there is a log."""
     threads = Path(f"/proc/{server.process.pid}/task")
-    found = [int(pid) for thread in threads.iterdir() for pid in (thread / "children").read_text().split()]
+    found = list[int]()
+    for thread in threads.iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            found += map(int, (thread / "children").read_text().split())
     return sorted(pid for pid in found if alive(pid))
 
 

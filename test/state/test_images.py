@@ -46,6 +46,23 @@ def test_what_was_written_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(images.read(folder, 3, pinned=False), other) and len(names(folder)) == 2
 
 
+def test_two_processes_that_write_the_state_of_one_turn_hinder_each_other_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, sync, others = sealed(LAYOUT, 5, b"digest"), os.fdatasync, [1, 2]
+
+    def behind_others(file: int) -> None:
+        if others:
+            others.pop()
+            images.write(folder, 3, image)
+        sync(file)
+
+    monkeypatch.setattr(os, "fdatasync", behind_others)
+    images.write(folder, 3, image)
+    assert others == [] and names(folder) == {"3.state"}
+    assert torch.equal(images.read(folder, 3, pinned=False), image)
+
+
 def test_a_file_is_whole_on_the_disk_before_it_has_its_name(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import os
 import socket
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from errno import EIO, EMFILE, ENOSPC
@@ -48,8 +49,9 @@ WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 
 
 def until(database: psycopg.Connection, query: str, count: int) -> None:
+    end = time.monotonic() + 60  # a deadline, not a wait
     while (row := database.execute(query).fetchone()) and row[0] != count:
-        pass
+        assert time.monotonic() < end, f"{row[0]} in place of {count}: {query}"
 
 
 # Connections

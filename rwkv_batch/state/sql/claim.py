@@ -131,8 +131,9 @@ class Claim:
             while True:
                 lock = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if file.exists() and file.stat().st_ino == os.fstat(lock).st_ino:
-                    return lock
+                with suppress(FileNotFoundError):
+                    if file.stat().st_ino == os.fstat(lock).st_ino:
+                        return lock
                 os.close(lock)  # its last holder has just removed it
         except BlockingIOError:
             os.close(lock)

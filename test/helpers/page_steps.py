@@ -28,8 +28,9 @@ def endless(route: Route) -> None:
 def send(page: Page, message: str) -> Locator:
     """Send a message, and wait for its answer; the turn."""
     before = page.locator(".turn").count()
-    page.get_by_role("textbox", name="Message").fill(message)
-    page.keyboard.press("Enter")
+    with page.expect_response("**/state/history?*"):  # asked for last: the list of sessions is there, too
+        page.get_by_role("textbox", name="Message").fill(message)
+        page.keyboard.press("Enter")
     turn = page.locator(".turn").nth(before)
     expect(turn).to_be_visible()
     expect(page.locator(".turn[aria-busy]")).to_have_count(0)
@@ -66,11 +67,15 @@ def at_end(page: Page) -> None:
 
 
 def keep_messages(page: Page) -> None:
-    """What is shown for a moment stays: a machine that stands still for so long would see nothing of it."""
+    """What is shown for a moment stays: a machine that stands still for so long would see nothing of it.
+
+    Nor is a request that was stopped given up because its end does not come for seconds.
+    """
     page.evaluate(
         """() => {
             const usual = window.setTimeout;
-            window.setTimeout = (call, after, ...rest) => usual(call, after === 4000 ? 1e6 : after, ...rest);
+            window.setTimeout = (call, after, ...rest) =>
+                usual(call, [3000, 4000].includes(after) ? 1e6 : after, ...rest);
         }"""
     )
 

@@ -5,7 +5,17 @@ from urllib.parse import unquote
 
 import httpx
 import pytest
-from page_steps import COMPLETIONS, answer, choose, confirm, endless, names_like, open_session, send
+from page_steps import (
+    COMPLETIONS,
+    answer,
+    choose,
+    confirm,
+    endless,
+    keep_messages,
+    names_like,
+    open_session,
+    send,
+)
 from playwright.sync_api import Page, expect
 from serving import Server
 
@@ -169,6 +179,7 @@ def test_a_file_that_is_no_session_is_refused_in_the_dialog(page, tmp_path: Path
 
 
 def test_stop_keeps_what_has_come(page, server):
+    keep_messages(page)
     page.route(COMPLETIONS, endless)
     page.get_by_role("textbox", name="Message").fill("Tell me a story about a bear")
     page.keyboard.press("Enter")

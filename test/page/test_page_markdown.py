@@ -135,7 +135,7 @@ def test_code_is_copied_as_it_is(page, engine):
     text = answered(page, engine, DOCUMENT)
     text.get_by_role("button", name="Copy the code").click()
     code = "def double(x):\n    return 2 * x  # twice\n"
-    assert page.evaluate("navigator.clipboard.readText()") == code
+    page.wait_for_function("async text => await navigator.clipboard.readText() === text", arg=code)
     page.locator(".turn").hover()
     page.locator(".turn .under").get_by_role("button", name="Copy").click()
     page.wait_for_function("async text => await navigator.clipboard.readText() === text", arg=DOCUMENT)

@@ -168,7 +168,7 @@ def test_a_server_that_goes_away_and_comes_back(page, engine, process):
         expect(page.get_by_role("textbox", name="Message")).to_have_value("are you there")
         page.get_by_role("textbox", name="Message").press("Enter")
         expect(page.locator(".turn").nth(1).locator(".reply")).to_contain_text("I was away.")
-        assert len(engine.turns["hello"]) == 2
+        until(lambda: len(engine.turns["hello"]) == 2)
 
 
 def test_a_message_that_is_sent_before_the_turns_have_come_stands_behind_them(page, engine):
@@ -187,7 +187,7 @@ def test_a_message_that_is_sent_before_the_turns_have_come_stands_behind_them(pa
         route.fulfill(response=response)
     expect(page.locator(".turn").nth(1).locator(".reply")).to_contain_text("I am here.")
     expect(page.locator(".turn")).to_have_count(2)
-    assert len(engine.turns["hello"]) == 2
+    until(lambda: len(engine.turns["hello"]) == 2)
 
 
 def test_it_notices_by_itself(page, process):
@@ -237,6 +237,7 @@ def test_a_refused_message_stays_in_the_box(page, message, said):
 def test_stop_cancels_where_nothing_else_helps(page, engine):
     page.get_by_role("textbox", name="Message").fill("!hang")
     page.keyboard.press("Enter")
+    expect(page.get_by_role("textbox", name="Message")).to_have_value("")  # the server has it
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("button", name="Send")).to_be_visible()
     expect(page.locator(".turn")).to_contain_text("Stopped")
@@ -289,6 +290,30 @@ def test_many_sessions_come_in_pages(page, engine):
     expect(page.locator("#session-list li")).to_have_count(10)
     page.get_by_role("searchbox", name="Find a session").fill("no such")
     expect(page.get_by_text("No session has this in its name.")).to_be_visible()
+
+
+def test_more_sessions_are_shown_while_the_list_is_asked_for_anew(page, engine):
+    for name in (f"session {number:03}" for number in range(600)):
+        engine.sessions[name], engine.turns[name] = "User: hi", ["User: hi"]
+    page.reload()
+    expect(page.locator("#session-list li")).to_have_count(500)
+    held: list[Route] = []
+    released: list[bool] = []
+
+    def hold(route: Route) -> None:
+        first = '"limit":500' in (route.request.post_data or "") and not released
+        held.append(route) if first else route.continue_()
+
+    page.route("**/state/status", hold)
+    page.get_by_role("textbox", name="Message").fill("hello")
+    page.keyboard.press("Enter")
+    until(lambda: page.evaluate("true") and bool(held))
+    page.get_by_role("button", name="Show more").click()
+    released.append(True)
+    for route in held:
+        route.continue_()
+    expect(page.locator("#session-list li")).to_have_count(601)
+    expect(page.get_by_role("button", name="Show more")).to_be_hidden()
 
 
 def test_a_session_of_another_client_is_shown_as_it_is(page, engine):

@@ -6,7 +6,7 @@ Also its language, its theme, and a narrow screen.
 import re
 
 import pytest
-from page_steps import COMPLETIONS, endless, send, show
+from page_steps import COMPLETIONS, endless, keep_messages, send, show
 from playwright.sync_api import Page, Route, expect
 from serving import Server
 
@@ -45,6 +45,7 @@ def test_a_batch_of_raw_text_is_continued(page):
 
 
 def test_a_batch_is_live_and_can_be_stopped(page):
+    keep_messages(page)
     page.route(COMPLETIONS, endless)
     show(page, "Batch")
     run_batch(page, PROMPT, 4)

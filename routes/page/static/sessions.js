@@ -23,6 +23,7 @@ const UNITS = [
 let listed = [];
 let total = 0;
 let last = null; // the id behind which the next page begins
+let pages = Promise.resolve(); // that have been asked for
 let open = null; // the id of the session that is shown
 
 /** Tells of "open", with the id of a session, or null for a new one, as its detail. */
@@ -43,16 +44,19 @@ export function familyOf(id) {
 
 const chooseSession = (id) => sessions.dispatchEvent(new CustomEvent("open", { detail: id }));
 
-/** Ask for the list again. */
-export async function loadSessions() {
-  last = null;
-  listed = [];
-  await loadPage();
+/** Ask for the list again. What is listed stays until then. */
+export const loadSessions = () => loadPage(true);
+
+/** One page after another: where the next one begins is known when those before it have come. */
+function loadPage(first) {
+  pages = pages.catch(() => {}).then(() => readPage(first));
+  return pages;
 }
 
-async function loadPage() {
-  const after = last === null ? {} : { after: last };
+async function readPage(first) {
+  const after = first || last === null ? {} : { after: last };
   const page = await json("state/status", { body: { limit: PAGE, model: chosenModel(), ...after } });
+  if (first) listed = [];
   const known = new Set(listed.map((each) => each.session_id));
   listed.push(...page.sessions.filter(({ session_id: id }) => !known.has(id)));
   total = page.total_sessions;
@@ -279,7 +283,7 @@ export async function reported(action) {
 
 export function startSessions() {
   byId("session-filter").addEventListener("input", render);
-  byId("more-sessions").addEventListener("click", () => reported(loadPage));
+  byId("more-sessions").addEventListener("click", () => reported(() => loadPage(false)));
   byId("new-chat").addEventListener("click", () => chooseSession(null));
   const file = byId("import-file");
   byId("import").addEventListener("click", () => file.click());

@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -140,6 +141,7 @@ class Supervisor:
 
     _folder: Path
     _databases: Databases
+    _port: socket.socket  # kept for the front ends, until these end
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -167,8 +169,8 @@ class Supervisor:
         """
         try:
             allow_open_files()
-            port = take(self._config.frontend.host, self._config.frontend.port)
-            with port, runtime_folder() as folder:
+            self._port = take(self._config.frontend.host, self._config.frontend.port)
+            with self._port, runtime_folder() as folder:
                 code = self._run_in(folder)
         except (TooFewFiles, CannotListen, NoFolder, KeysError) as error:
             return refuse(str(error))
@@ -483,6 +485,7 @@ class Supervisor:
         seconds = self._config.drain_seconds
         log.info("draining: requests under way may finish within %d s", seconds)
         self._broadcast(Drain(seconds))
+        self._port.close()  # another server may begin when no front end listens any more
         deadline = time.monotonic() + seconds + CUT_OFF_SECONDS
         frontends = {frontend.process.sentinel for frontend in self._frontends}
         for engine in self._living:

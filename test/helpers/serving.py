@@ -42,7 +42,8 @@ def free_port() -> int:
         port = DRAW.randrange(10_000, FIRST_OF_ANY)
         name = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe, contextlib.suppress(OSError):
-            name.bind(f"\0rwkv-test-port-{port}" if sys.platform == "linux" else "")
+            if sys.platform == "linux":  # elsewhere a name is a file
+                name.bind(f"\0rwkv-test-port-{port}")
             probe.bind(("127.0.0.1", port))
             _reserved.append(name)
             return port

@@ -51,6 +51,22 @@ def answer(server: Server) -> str:
     return reply.json()["choices"][0]["message"]["content"]
 
 
+def test_of_two_servers_that_start_at_once_on_one_port_one_serves():
+    one = Server("--device", "cpu", "--frontends", "1", wait=False)
+    other = Server("--device", "cpu", "--frontends", "1", "--port", str(one.port), wait=False)
+    try:
+        until(lambda: one.process.poll() is not None or other.process.poll() is not None)
+        refused, left = (one, other) if one.process.returncode is not None else (other, one)
+        assert refused.process.returncode == 2 and "choose another --port" in refused.log()
+        left.url = one.url
+        left.wait_ready()
+        assert "Paris" in answer(left)
+        assert left.stop() == 0, left.log()
+    finally:
+        for each in (one, other):
+            each.process.kill()
+
+
 def test_a_front_end_may_have_more_connections_than_a_shell_gives_it(narrow: Server):
     for name, pid in narrow.children().items():
         if name.startswith("frontend"):

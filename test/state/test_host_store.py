@@ -419,7 +419,8 @@ def test_what_cannot_be_stored_fails_at_once_and_is_stored_when_it_can(host: Thr
         host.join()
         names.append(two.turn("b", [3], wait=False))
         with host.refused("The disk has gone."):
-            errors = [str(each.wait(name).error) for each, name in zip((one, two), names, strict=True)]
+            errors = [each.wait(name).error for each, name in zip((one, two), names, strict=True)]
+        assert all(isinstance(each, Unavailable) for each in errors), "another process is started"
         assert errors[0] == f"The disk has gone. {UNKNOWN}", "it was sent to the process before"
         assert errors[1].startswith("The disk has gone.")
         host.answer_again()

@@ -24,7 +24,8 @@ from hypothesis.stateful import (
 from pools import ALL_TURNS, ALWAYS, BEGINNING, NEVER, BegunTurn, Bench, after
 from postgres_server import PostgresServer
 
-from rwkv_batch.state.entries import NONE, Moved
+from rwkv_batch.state.entries import NONE, Conflict, DiskFailed, Moved, StoreAway, StoreBroken, StoreError
+from rwkv_batch.state.host.messages import SentOutcome
 
 pytestmark = pytest.mark.thorough
 
@@ -191,3 +192,10 @@ def test_two_servers_on_one_postgresql(postgres: PostgresServer) -> None:
             return PostgresHost(postgres)
 
     run_state_machine_as_test(OnPostgres, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("kind", [Conflict, DiskFailed, StoreAway, StoreBroken, StoreError])
+def test_an_error_is_of_its_kind_for_engines_too(kind: type[StoreError]) -> None:
+    """Clients get 409, 503 or 500 by it."""
+    sent = SentOutcome.from_result(1, None, kind("No."))
+    assert type(sent.error) is kind and str(sent.error) == "No."

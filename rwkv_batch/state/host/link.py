@@ -216,7 +216,7 @@ class Link(Thread):
                         self._look()
                     case Unusable(sentence=sentence):
                         self._refusal, self._writer = sentence, 0
-                        self._fail_all(sentence, StoreError)
+                        self._fail_all(sentence)  # for now: another process is started
                         self._there.set()
                     case Welcome(writer=writer) if writer != self._writer:
                         self._begin(writer)
@@ -235,11 +235,11 @@ class Link(Thread):
         except Exception:
             log.exception("the database could not be looked at again")
 
-    def _fail_all(self, sentence: str, kind: type[StoreError] = StoreAway) -> None:
+    def _fail_all(self, sentence: str) -> None:
         """What is under way."""
         for commit in [*self._under_way.values()]:
             error = f"{sentence} {UNKNOWN}" if commit.sent else sentence
-            self._finish(commit.number, None, kind(error))
+            self._finish(commit.number, None, StoreAway(error))
 
     def _fail_queued(self) -> None:
         """What has been put and nobody takes."""

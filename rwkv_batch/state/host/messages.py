@@ -15,11 +15,14 @@ from rwkv_batch.state.entries import (
     DiskFailed,
     Operation,
     Removed,
+    StoreAway,
     StoreBroken,
     StoreError,
 )
 
-_ERRORS = {kind.__name__: kind for kind in (CommittedBefore, Conflict, Dangling, DiskFailed, StoreBroken)}
+_ERRORS = {
+    kind.__name__: kind for kind in (CommittedBefore, Conflict, Dangling, DiskFailed, StoreAway, StoreBroken)
+}
 
 
 class HostMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -263,15 +263,6 @@ def test_a_front_end_that_is_killed_under_load_takes_no_counts_with_it(server: S
 
 def test_times_are_those_of_a_client_to_one_bucket(server: Server):
     """What the engine measures lies inside of what a client does; texts are long beside what is between."""
-    found = list[dict[str, list[int]]]()
-    while not found or (len(found) < 3 and max(map(median, found[-1].values())) > 1):
-        found.append(buckets_between(server))  # again where other processes have held this one up
-    assert all(each >= 0 for tries in found for differences in tries.values() for each in differences)
-    assert max(map(median, found[-1].values())) <= 1, found
-
-
-def buckets_between(server: Server) -> dict[str, list[int]]:
-    """How many buckets a client's times are above the engine's, in five tries."""
     prompt = "User: Tell me a story about a cat.\n\nAssistant: " * 60
     body = {"prompt": prompt, "max_tokens": 100, "stop_tokens": [], "stream": True, "use_prefix_cache": False}
     first, whole = "time_to_first_token_seconds", "e2e_request_latency_seconds"
@@ -292,7 +283,8 @@ def buckets_between(server: Server) -> dict[str, list[int]]:
                 if after.buckets(name)[bound] != before.buckets(name)[bound]
             ]
             differences[name].append(bisect_left(bounds, seconds) - engine)
-    return differences
+    assert all(difference >= 0 for found in differences.values() for difference in found)
+    assert all(median(found) <= 1 for found in differences.values()), differences
 
 
 def test_an_engine_that_dies_is_counted_and_begins_anew(server: Server):

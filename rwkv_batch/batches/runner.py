@@ -24,6 +24,7 @@ MOST_WAITED = 60.0  # seconds that a reply may ask for: a key with no tokens lef
 AGAIN = 2  # times that a row is asked again whose engine has failed
 EVERY = 600.0  # seconds between looks for what has expired
 REST = 2.0  # seconds until a batch goes on that the disk or the database has stopped
+KEPT = 10.0  # seconds until contents of removed files are tried again that the disk has kept
 GIVEN_UP = 86400.0  # seconds behind its window after which it has failed
 EXPIRED = LineError(
     "batch_expired", "This request was not executed before the completion window had ended; send it again."
@@ -111,12 +112,15 @@ class BatchRunner:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        cleaned = float("-inf")
+        cleaned, remove_again = float("-inf"), 0.0
         while True:
             try:
-                if (version := self._store.version) != self._seen or self._tasks:
+                version, now = self._store.version, time.monotonic()
+                if version != self._seen or self._tasks:
                     self._look()
-                    self._seen = version
+                if version != self._seen or now > remove_again:
+                    remove_again = now + (EVERY if self._store.remove_contents() else KEPT)
+                self._seen = version
             except sqlite3.Error as error:
                 log.error("batches cannot be looked at now: %s", error)
                 await asyncio.sleep(REST)

@@ -42,6 +42,7 @@ CREATE TABLE IF NOT EXISTS batches (
     id TEXT PRIMARY KEY, owner TEXT, created INTEGER, status TEXT, input TEXT, record BLOB);
 CREATE TABLE IF NOT EXISTS results (batch TEXT, line INTEGER, succeeded INTEGER, text TEXT,
     PRIMARY KEY (batch, line)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS removed (id TEXT PRIMARY KEY);
 """
 
 log = logging.getLogger(__name__)
@@ -174,9 +175,25 @@ class BatchStore:
                 *UNDER_WAY,
             ):
                 raise FileInUse(f"{name} is the input of {batch}, which is under way; cancel that first.")
-            gone = self._execute("DELETE FROM files WHERE id = ?", name).rowcount > 0
-        self._remove(self.path(name))
+            if gone := self._execute("DELETE FROM files WHERE id = ?", name).rowcount > 0:
+                self._execute("INSERT OR IGNORE INTO removed VALUES (?)", name)
+        if gone:
+            with contextlib.suppress(sqlite3.Error):  # the process that runs batches does it then
+                self.remove_contents()
         return gone
+
+    def remove_contents(self) -> bool:
+        """Remove the contents of all files that are no more, by whichever process; whether none is left."""
+        whole = True
+        for (name,) in self._rows("SELECT id FROM removed"):
+            try:
+                self.path(name).unlink(missing_ok=True)
+            except OSError as error:
+                log.error("%s cannot be removed now (%s)", self.path(name), error.strerror)
+                whole = False
+            else:
+                self._execute("DELETE FROM removed WHERE id = ?", name)
+        return whole
 
     def _remove(self, path: Path) -> None:
         """Remove a file that no row stands for. One that cannot be removed now is with the next one."""

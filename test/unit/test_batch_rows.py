@@ -464,6 +464,27 @@ def test_what_a_killed_process_has_left_goes_and_what_is_not_ours_stays(store: B
     assert not store.path(lost).exists() and not store.path(f"{lost}.part").exists()
 
 
+def test_contents_that_the_disk_keeps_go_later_by_another_process(
+    store: BatchStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file, runs = store.path(upload(store, b"x")), BatchStore(tmp_path / "batches")
+    tried: list[Path] = []
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        tried.append(path)
+        if len(tried) < 4:
+            raise OSError(errno.EIO, "Input/output error")
+        path_unlink(path, missing_ok=missing_ok)
+
+    path_unlink = Path.unlink
+    monkeypatch.setattr(Path, "unlink", unlink)
+    monkeypatch.setattr(runner, "KEPT", 0.0)
+    assert store.remove_file(file.name) and file.exists() and store.file(file.name) is None
+    run(runs, Asked(), lambda: not file.exists())
+    assert tried == [file] * 4
+    assert not store.remove_file(file.name) and store.remove_contents()
+
+
 def test_an_upload_goes_on_where_the_clock_is_set_by_days_meanwhile(store: BatchStore):
     def write(path: Path) -> int:
         with path.open("wb", buffering=0) as file:

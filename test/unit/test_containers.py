@@ -130,3 +130,41 @@ def test_json_that_is_none_is_refused(data, tmp_path):
     file = tmp_path / "config.json"
     file.write_bytes(data)
     assert str(file) in refusal(lambda: read_json(file))
+
+
+NOT_MAPPED = """
+import os, resource, sys
+from pathlib import Path
+import torch
+from rwkv_batch.model.containers.recognize import Unreadable
+from rwkv_batch.model.containers.torch_file import read_torch_file
+
+file = Path(sys.argv[1])
+torch.save({"weight": torch.zeros(64 << 20, dtype=torch.uint8)}, file)
+read_torch_file(file, old=False)
+lines = Path("/proc/self/status").read_text().splitlines()
+size = next(int(line.split()[1]) for line in lines if line.startswith("VmSize"))
+before = os.listdir("/proc/self/fd")
+for room, number in ((16 << 20, 3), (resource.RLIM_INFINITY, 1)):
+    limit = room if room == resource.RLIM_INFINITY else (size << 10) + room
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    for _ in range(number):
+        try:
+            print("read", len(read_torch_file(file, old=False)))
+        except Unreadable as refused:
+            print(refused)
+print(os.listdir("/proc/self/fd") == before)
+"""
+
+
+def test_a_file_that_cannot_be_mapped_is_not_left_open(tmp_path):
+    """Nor is what else the process has open closed."""
+    ran = subprocess.run(
+        [sys.executable, "-c", NOT_MAPPED, str(tmp_path / "big.pth")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    refused = "cannot be mapped into memory, as the system refuses it; free memory or raise ulimit -v"
+    assert ran.stdout.splitlines() == [refused] * 3 + ["read 1", "True"]

@@ -1,8 +1,12 @@
 """Files of torch.save, of every version. Nothing in one can run code."""
 
+import contextlib
+import os
 import pickle
 import pickletools
+import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,10 @@ from rwkv_batch.model.containers.recognize import (
 
 READ_PROTOCOLS = (2, 3)  # of pickle, where nothing may run code
 LONGEST_PICKLE = 64 << 20  # bytes, of one that is looked at to say what is wrong with it
+DESCRIPTORS = "/dev/fd"  # a folder of those of this process
 TENSORS = (".pth", ".pt", ".bin", ".safetensors", ".st", ".gguf")
+
+_mapping = threading.Lock()  # held while torch maps a file
 
 
 def read_torch_file(file: Path, old: bool) -> dict[str, Tensor]:
@@ -38,6 +45,8 @@ def _tensors(file: Path, old: bool) -> dict[str, Tensor]:
         raise Unreadable(f"is cut short; {AGAIN}")
     try:
         found: Any = _load(file, mapped=not old and file.suffix != ".safetensors")  # by which torch would go
+    except Unreadable:
+        raise
     except OSError as error:
         raise Unreadable(cannot_be_read(error)) from error
     except Exception as error:  # a damaged pickle makes torch raise any kind, in words about its own parts
@@ -54,9 +63,41 @@ def _tensors(file: Path, old: bool) -> dict[str, Tensor]:
 def _load(file: Path, mapped: bool) -> object:
     """Of a stream torch knows no suffix, and maps nothing."""
     if mapped:
-        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+        with _mapping, _closed_if_not_mapped(file):
+            return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     with file.open("rb") as stream:
         return torch.load(stream, map_location="cpu", weights_only=True)
+
+
+@contextlib.contextmanager
+def _closed_if_not_mapped(file: Path) -> Iterator[None]:
+    """Close what torch leaves open where the system does not map the file. Raises Unreadable then.
+
+    torch 2.13 (ATen/MapAllocator.cpp) opens the file once more to map it, and does not close it where mmap
+    fails. A child would inherit that descriptor, and none that Python has opened (PEP 446): this tells them
+    apart.
+    """
+    try:
+        yield
+    except Exception as error:
+        if _close_inheritable(file):
+            raise Unreadable(
+                "cannot be mapped into memory, as the system refuses it; free memory or raise ulimit -v"
+            ) from error
+        raise
+
+
+def _close_inheritable(file: Path) -> int:
+    """Close the descriptors of a file that a child would inherit; how many there were."""
+    closed = 0
+    with contextlib.suppress(OSError):  # as where there is no such folder
+        wanted = os.stat(file)
+        for number in map(int, os.listdir(DESCRIPTORS)):
+            with contextlib.suppress(OSError):  # the one by which the folder was listed
+                if number > 2 and os.get_inheritable(number) and os.path.samestat(os.fstat(number), wanted):
+                    os.close(number)
+                    closed += 1
+    return closed
 
 
 def _plain(name: str, tensor: Tensor) -> Tensor:

@@ -209,8 +209,10 @@ def _crash_servers(engines: int, events: int, seed: int, folder: Path, tally: Ta
         server_crash.until_ended(left)
     tally.events["kill supervisor"] += 1
     server = Server(*flags)
-    crashes.check(server)
-    server.stop()
+    try:
+        crashes.check(server)
+    finally:
+        server.stop()
 
 
 _over: Event  # of a job: no round begins any more, and the one that runs ends

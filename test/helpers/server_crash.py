@@ -179,7 +179,8 @@ def until_ended(pids: Sequence[int]) -> None:
 def _history(server: Server, session: str) -> list[dict]:
     found: list[dict] = []
     while True:
-        reply = _page(server, {"session_id": session, "after": len(found), "limit": PAGE})
+        asked = {"session_id": session, "after": len(found), "limit": PAGE}
+        reply = httpx.get(server.url + "/v1/state/history", params=asked, timeout=PATIENCE)
         if reply.status_code == 404:
             return found
         assert reply.status_code == 200, reply.text
@@ -187,18 +188,6 @@ def _history(server: Server, session: str) -> list[dict]:
         found += turns
         if len(turns) < PAGE:
             return found
-
-
-def _page(server: Server, asked: dict[str, str | int]) -> httpx.Response:
-    """Of a history. A front end may have found no engine yet where another one says that it serves."""
-    replies: list[httpx.Response] = []
-
-    def answered() -> bool:
-        replies[:] = [httpx.get(server.url + "/v1/state/history", params=asked, timeout=PATIENCE)]
-        return replies[0].status_code != 503
-
-    until(answered, ENDED)
-    return replies[0]
 
 
 def _signal(pid: int, number: int) -> None:

@@ -77,9 +77,6 @@ def points(
         except (Wrong, AssertionError) as failure:
             wrong.append(str(failure) or repr(failure))
         fault = faults.disarm()
-        if fault and call is Call.UNLINK:  # the file is removed with the next one of that process
-            for _ in range(4 ** (place.engines - 1)):
-                place.run((STEPS | RESTARTS)[step])
         wrong += place.check(whole=fault is None or bool(wrong))
         if fault is None:
             if said or wrong:

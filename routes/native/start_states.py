@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import logging
-import os
 import tempfile
 import time
 import uuid
@@ -27,10 +25,9 @@ from routes.http.start_states import DEFAULTS, TEMPLATE, describe, is_member
 from routes.native.schemas import Real
 from routes.native.shapes import ListedState, ListedStates, UploadedState
 from rwkv_batch.chat.checkpoints import ThinkType
+from rwkv_batch.disk import removal
 from rwkv_batch.wire.commands import ListStartStates, PutStartState, RemoveStartStates
 from rwkv_batch.wire.protocol import StartStateInfo
-
-log = logging.getLogger(__name__)
 
 HEAD_SIZE = 64
 SUFFIXES = (
@@ -40,8 +37,6 @@ SUFFIXES = (
 )  # which say how a file is to be read; no other text of a client is in a path
 StateName = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID), *PLAIN_ID]
 StateLayout = Literal["vk", "kv"]
-
-_left: list[str] = []  # temporary files that could not be removed
 
 
 class StateIdFields(RequestBody):
@@ -131,7 +126,7 @@ async def upload(front: Frontend, http: HttpRequest) -> Response:
     except ApiError as error:
         raise ApiError(error.status, error.message.replace(file, path.name), error.param) from None
     finally:
-        _drop(file)
+        removal.remove(Path(file))
     uploaded: UploadedState = {"object": "rwkv.state", **_to_json(info)}
     return json_response(http, uploaded)
 
@@ -210,21 +205,10 @@ async def put(
     return (await front.ask(command, READ_WITHIN)).start_states[0]
 
 
-def _drop(file: str) -> None:
-    """Remove a temporary file. One that cannot be removed now is with the next one."""
-    files, _left[:] = [*_left, file], []
-    for each in files:
-        try:
-            os.unlink(each)
-        except OSError as error:
-            log.error("the temporary file %s cannot be removed now (%s)", each, error.strerror)
-            _left.append(each)
-
-
 def _write(data: bytes) -> str:
     """A temporary file. Its bytes say what it is, and nothing that a client sends is a part of its name."""
     with tempfile.NamedTemporaryFile(delete=False) as file, ExitStack() as undo:
-        undo.callback(_drop, file.name)
+        undo.callback(removal.remove, Path(file.name))
         file.write(data)
         file.flush()
         undo.pop_all()  # it is whole

@@ -66,7 +66,6 @@ class BatchStore:
     def __init__(self, folder: str | Path, quota: int = 1 << 62) -> None:
         self._folder, self.quota = Path(folder), quota
         self._lock = threading.RLock()
-        self._left: list[Path] = []  # files that could not be removed
         self._rests: dict[str, float] = {}  # files that nobody knows, and when they were written last
         try:
             _make_folder(self._folder)
@@ -121,6 +120,7 @@ class BatchStore:
         most: bytes of all files of its owner. Raises QuotaExceeded, OSError.
         """
         part, place, named = self._folder / f"{file.id}.part", self.path(file.id), False
+        self._execute("DELETE FROM removed WHERE id = ?", part.name)  # it is written anew
         try:
             file = msgspec.structs.replace(file, bytes=write(part))
             sync(part)
@@ -187,24 +187,23 @@ class BatchStore:
         whole = True
         for (name,) in self._rows("SELECT id FROM removed"):
             try:
-                self.path(name).unlink(missing_ok=True)
+                with self._transaction():  # within which nobody stores a file of that name
+                    if self.file(name) is None:
+                        self.path(name).unlink(missing_ok=True)
+                    self._execute("DELETE FROM removed WHERE id = ?", name)
             except OSError as error:
                 log.error("%s cannot be removed now (%s)", self.path(name), error.strerror)
                 whole = False
-            else:
-                self._execute("DELETE FROM removed WHERE id = ?", name)
         return whole
 
     def _remove(self, path: Path) -> None:
-        """Remove a file that no row stands for. One that cannot be removed now is with the next one."""
-        with self._lock:
-            paths, self._left = [*self._left, path], []
-            for each in paths:
-                try:
-                    each.unlink(missing_ok=True)
-                except OSError as error:
-                    log.error("%s cannot be removed now (%s)", each, error.strerror)
-                    self._left.append(each)
+        """Remove a file that no row stands for; if not now, the process that runs batches does it."""
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.error("%s cannot be removed now (%s)", path, error.strerror)
+            with contextlib.suppress(sqlite3.Error):  # it is found by its age then
+                self._execute("INSERT OR IGNORE INTO removed VALUES (?)", path.name)
 
     # Batches
 

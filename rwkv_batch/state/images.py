@@ -8,6 +8,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
+from rwkv_batch.disk import removal
 from rwkv_batch.disk.syncing import sync
 from rwkv_batch.state.entries import RowDamaged, Unread
 
@@ -47,8 +48,7 @@ def write(images: Path, turn: int, image: "Tensor") -> None:
             os.close(descriptor)
         part.rename(_file(images, turn))
     except OSError:
-        with suppress(OSError):
-            part.unlink()
+        removal.remove(part)
         raise
 
 
@@ -76,16 +76,10 @@ def read(images: Path, turn: int, pinned: bool) -> "Tensor":
     return image
 
 
-def remove(images: Path, turns: Iterable[int], left: list[int] | None = None) -> None:
-    """Missing files are ignored. `left`: of turns whose files could not be removed before, and now."""
-    left = [] if left is None else left
-    wanted = [*left, *turns]
-    left.clear()
-    for turn in wanted:
-        try:
-            _file(images, turn).unlink(missing_ok=True)
-        except OSError:
-            left.append(turn)
+def remove(images: Path, turns: Iterable[int]) -> None:
+    """Missing files are ignored."""
+    for turn in turns:
+        removal.remove(_file(images, turn))
 
 
 def sweep(images: Path, known: Callable[[], set[int]], age: float = 0.0) -> None:
@@ -101,7 +95,7 @@ def sweep(images: Path, known: Callable[[], set[int]], age: float = 0.0) -> None
             if file.name not in names:
                 with suppress(OSError):
                     if not age or file.stat().st_mtime < before:
-                        file.unlink()
+                        removal.remove(file)
 
 
 def _file(images: Path, turn: int) -> Path:

@@ -56,7 +56,6 @@ class Keeper(threading.Thread):
         self._sweeps, self._removes, self._works, self._closing = True, False, False, False
         self._swept = time.monotonic()
         self._last_error, self._rests_until = "", 0.0
-        self._left: list[int] = []  # turns whose files could not be removed
         self._rows_swept = time.monotonic()
         self.start()
 
@@ -162,7 +161,7 @@ class Keeper(threading.Thread):
         turns = [*self._index.turns()]
         for first in range(0, len(turns), TOGETHER):
             removed = self._whereabouts.removed(turns[first : first + TOGETHER])
-            images.remove(self._index.states, self._index.drop(removed), self._left)
+            images.remove(self._index.states, self._index.drop(removed))
         if time.monotonic() - self._rows_swept > SWEEP_ROWS:
             self._rows_swept = time.monotonic()
             self._tidy()

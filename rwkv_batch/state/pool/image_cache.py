@@ -43,7 +43,6 @@ class ImageCache:
         self._lost: dict[int, int] = {}
         self._last_error = ""  # of the image before
         self._held: dict[int, Tensor] = {}  # by turn
-        self._left: list[int] = []  # turns whose files could not be removed; for the copying thread
         if self._folder:
             known, alone = store.image_turns, not store.shared
             self._writer = ImageWriter(self._folder, layout, replay_rate, known, alone)
@@ -130,7 +129,7 @@ class ImageCache:
 
     def _remove(self, turns: Iterable[int]) -> None:
         if self._folder and (turns := [*turns]):
-            self._copier.put(partial(images.remove, self._folder, turns, self._left))
+            self._copier.put(partial(images.remove, self._folder, turns))
 
     def stored(self, turns: Iterable[int], failed: bool = False) -> None:
         """The images of these turns are committed. failed: they are not, and their files go."""
@@ -155,7 +154,7 @@ class ImageCache:
                 unwanted = outcome.images
         except StoreError as error:
             log.warning("Images of sessions cannot be stored, whose tokens are: %s", error)
-        images.remove(self._folder, unwanted, self._left)
+        images.remove(self._folder, unwanted)
 
     def _write_most(self, folder: Path, heads: Sequence[Head], state: Callable[[int], Tensor]) -> list[Head]:
         """Files for the most worth of these, while there is time and room."""

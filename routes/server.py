@@ -27,6 +27,7 @@ from rwkv_batch.wire.client import Client, Wire
 from rwkv_batch.wire.host.engines import Engines
 from rwkv_batch.wire.host.turns import ChangeTurns
 from rwkv_batch.wire.supervision import (
+    AllServe,
     Begun,
     ChangeGranted,
     Drain,
@@ -35,6 +36,7 @@ from rwkv_batch.wire.supervision import (
     Restarts,
     Serving,
     Stalled,
+    Taken,
 )
 
 TICK = 0.1  # seconds
@@ -44,7 +46,7 @@ CORES = 8  # cores a front end may use; it seldom keeps two busy
 FILES_PER_WORKER = 7  # that an HTTP worker has open by itself
 WAITING_PER_CORE = 512  # an HTTP worker can wait for this many streams, divided by the cores it sees
 
-FromSupervisor = Serving | EngineLost | Stalled | ChangeGranted | Restarts | Drain
+FromSupervisor = Serving | AllServe | EngineLost | Stalled | ChangeGranted | Restarts | Drain
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ def run(config: FrontendConfig, name: str, addresses: Sequence[str], control: Co
         workers = min(workers, max(1, limit // FILES_PER_WORKER // 3))  # the rest is for connections
     served = application(front, guard, workers)
     served.startup_handler(partial(control.send, Begun()))  # which Robyn calls once it listens
+    front.shared.informed.wait()  # one that is started later does not say that nothing serves
     gc.freeze()  # a collection that looked through all modules would stop every stream for some 25 ms
     served.start(config.host, config.port, _check_port=False)
 
@@ -155,6 +158,8 @@ def receive(
             os._exit(1)
         try:
             _act(message, front, config, drain, logged)
+            if isinstance(message, Serving):
+                control.send(Taken())
         except Exception:  # another front end is started, and learns everything
             log.exception("a message of the supervisor could not be carried out; the front end ends")
             os._exit(1)
@@ -175,11 +180,13 @@ def _act(
                     logged[info.model] = info.fingerprint
                     template = settings_for(info, config).chat_template
                     log.info("chat template of %s: %s (--chat-template chooses)", info.model, template)
-            front.readiness.serves(message.engine)
             front.serve(serving.models)
             front.shared.loading = serving.loading
+        case AllServe(engine=engine):
+            front.readiness.serves(engine)
         case Restarts():
             front.shared.restarts = message
+            front.shared.informed.set()
         case EngineLost(engine=engine):
             front.engine_lost(engine)
         case Stalled(engine=engine, seconds=seconds):

@@ -23,6 +23,7 @@ from rwkv_batch.logs import begin_logging
 from rwkv_batch.ops.compiled.bytecode import keep_bytecode
 from rwkv_batch.ops.compiled.gpu_context import pci_address, prepare_context
 from rwkv_batch.ops.torch_libraries import loading_libraries
+from rwkv_batch.processes.acknowledging import Acknowledged
 from rwkv_batch.processes.announcing import announce
 from rwkv_batch.processes.changes import ChangeQueue
 from rwkv_batch.processes.child import FAILED, REFUSED, Child, LaterStarts, end_all
@@ -53,6 +54,7 @@ from rwkv_batch.wire.supervision import (
     Serving,
     Stalled,
     Stop,
+    Taken,
 )
 
 SAVE_SECONDS = 60.0  # the engine's time to commit what is not stored yet, once no request is running
@@ -64,7 +66,7 @@ KINDS = {FRONTEND: "frontends", BATCHES: "batches"}  # as /health/ready counts t
 COUNTS, KEYS, HOMES = "counts", "keys.json", "homes"
 
 SERVING = attrgetter("serving")
-FromFrontend = Begun | LoadFailure | ChangeWanted | ChangeOver
+FromFrontend = Begun | Taken | LoadFailure | ChangeWanted | ChangeOver
 FromEngine = Serving | LoadFailure | DatabaseNeeded | FrontendBroken | Ping
 
 log = logging.getLogger(__name__)
@@ -154,6 +156,7 @@ class Supervisor:
         self._restarts = Restarts()
         self._kept: list[Child] = []  # that were killed and have not ended
         self._later = LaterStarts()
+        self._acknowledged = Acknowledged(self._frontends)
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup)
@@ -274,6 +277,7 @@ class Supervisor:
                 if code is not None:
                     return code
             self._ping()
+            self._acknowledged.look()
         return code
 
     @property
@@ -283,7 +287,12 @@ class Supervisor:
     @property
     def _until_next(self) -> float | None:
         """Seconds until engines are asked whether they live, or a process is due; None: neither will be."""
-        waits = [self._databases.due, self._later.due, self._engines[0].pulse.every]
+        waits = [
+            self._databases.due,
+            self._later.due,
+            self._acknowledged.due,
+            self._engines[0].pulse.every,
+        ]
         return min((seconds for seconds in waits if seconds is not None), default=None)
 
     def _ping(self) -> None:
@@ -353,14 +362,12 @@ class Supervisor:
                 return
         first, engine.serving = engine.serving is None, serving
         engine.pulse.serve(max((info.step_seconds for info in serving.models), default=0.0))
-        if self._began:
-            self._broadcast(serving)
-        elif all(engine.serving for engine in self._engines):
-            self._began = True
-            for engine in self._engines:
-                self._broadcast(engine.serving)
-        else:
+        begun = [serving] if self._began else [each.serving for each in self._engines if each.serving]
+        if not self._began and len(begun) < len(self._engines):
             return
+        self._began = True
+        for each in begun:
+            self._acknowledged.serves(each, first)
         if first:  # later it is a change of the models
             servings = [engine.serving for engine in self._living if engine.serving]
             models = serving_of_all(servings).models
@@ -381,6 +388,8 @@ class Supervisor:
             case Begun():
                 place.begins()
                 self._count()
+            case Taken():
+                self._acknowledged.taken(frontend)
             case LoadFailure(message=sentence):
                 place.refusal = message
                 log.error("%s: %s", frontend.name, sentence)
@@ -410,6 +419,7 @@ class Supervisor:
             self._broadcast(EngineLost(engine.number))
         engine.deaf, engine.serving, engine.held = True, None, None
         engine.pulse.rest()
+        self._acknowledged.ends(engine.number)
 
     def _broadcast(self, message: object) -> None:
         for frontend in self._frontends:
@@ -440,12 +450,12 @@ class Supervisor:
         frontend = Child(name, target, self._config.frontend, name, addresses, str(self._folder / COUNTS))
         place.start(frontend)
         self._frontends.append(frontend)
-        frontend.send(self._restarts)
         for engine in self._living if self._began else ():
             if engine.serving:
-                frontend.send(engine.serving)
+                self._acknowledged.joins(frontend, engine.serving)
             if engine.pulse.late:
                 frontend.send(Stalled(engine.number, engine.pulse.silent))
+        frontend.send(self._restarts)  # the last that it takes before it listens
         self._changes.grant()
 
     def _restart_frontend(self, place: FrontendPlace) -> int | None:
@@ -454,6 +464,7 @@ class Supervisor:
         dead.close()
         self._frontends.remove(dead)
         self._changes.lost(dead)
+        self._acknowledged.lost(dead)
         for engine in self._living:
             engine.child.send(FrontendLost(dead.name))
         place.failures += 1

@@ -49,6 +49,7 @@ class Shared:
         self.loading: list[Loading] = []  # models that will be served beside these, or in place of some
         self.draining = False
         self.restarts = Restarts()  # of the server's processes
+        self.informed = threading.Event()  # the supervisor has said what serves by now
         self.answered = HttpCounts()
         self.started = int(time.time())
         self.live = 0  # requests
@@ -134,7 +135,7 @@ class Frontend:
         """Whether a request would be answered now: "ready", or another state and the reason, one sentence."""
         if self.draining:
             return "draining", SHUT_DOWN
-        if not self.shared.models:
+        if not self.shared.models or not self.readiness.serving:
             return "loading", ENGINE_LOST if self.restarts.engine else LOADING
         if self.readiness.down:  # before the supervisor has seen it
             return "loading", ENGINE_LOST

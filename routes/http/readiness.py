@@ -19,8 +19,13 @@ class Readiness:
         self._serving: set[int] = set()
         self._silent: dict[int, float] = {}  # of these: since when they have made no step
 
+    @property
+    def serving(self) -> bool:
+        """Whether one is ready, as far as the supervisor knows."""
+        return bool(self._serving)
+
     def serves(self, engine: int) -> None:
-        """That engine is ready."""
+        """That engine is ready, and all front ends send requests to it."""
         self._serving.add(engine)
         self._silent.pop(engine, None)
 

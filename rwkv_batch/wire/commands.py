@@ -1,7 +1,4 @@
-"""What front ends ask of the engine beside generating.
-
-That is about sessions, documents, start states, adapters, requests, models and the vocabulary.
-"""
+"""What front ends ask of the engine beside generating: of sessions, states, adapters, models and texts."""
 
 from typing import Literal
 

@@ -1,12 +1,4 @@
-"""The messages of the supervisor.
-
-It has a pipe to each of its processes, where messages are pickled. It sends `Serving` (the engine is
-ready), `EngineLost`, `Stalled`, `Restarts` and `Drain` to the front ends, and `FrontendLost`, `Ping` and
-`Stop` to the engine. The engine answers `Ping`, and sends `Serving`, again whenever that changes, or
-`LoadFailure`; and `FrontendBroken`, of a front end that another one replaces then. A front end sends `Begun`
-or `LoadFailure`. Of several engines each sends `DatabaseNeeded`, and answers `CatchUp` with `Serving`; a
-front end sends `ChangeWanted`, is sent `ChangeGranted` when it may, and sends `ChangeOver`.
-"""
+"""The messages of the supervisor, which has a pipe to each of its processes, where they are pickled."""
 
 from typing import Literal
 
@@ -53,11 +45,21 @@ class Loading(Struct, frozen=True):
 
 
 class Serving(Struct, frozen=True):
-    """What the engine runs. It is sent once the engine is ready, and whenever that changes."""
+    """What the engine runs, to the supervisor and by it to front ends; again whenever that changes."""
 
     models: list[EngineInfo]  # the first is that of requests which name none
     loading: list[Loading] = []
     engine: int = 0  # which of the host's engines
+
+
+class Taken(Struct, frozen=True):
+    """From a front end, for each `Serving`: it acts by it, and sends requests to that engine."""
+
+
+class AllServe(Struct, frozen=True):
+    """To each front end: all send requests to that engine, so that it is ready."""
+
+    engine: int = 0
 
 
 class EngineLost(Struct, frozen=True):

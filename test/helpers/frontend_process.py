@@ -15,7 +15,7 @@ from fake_engine import INFO, FakeEngine
 from serving import free_port
 
 from rwkv_batch.config import FrontendConfig
-from rwkv_batch.wire.supervision import EngineInfo, Serving
+from rwkv_batch.wire.supervision import AllServe, EngineInfo, Restarts, Serving
 
 spawn = multiprocessing.get_context("spawn")
 PASSWORD = "pass word &+%41"  # differs from itself in most encodings of a URL
@@ -49,13 +49,14 @@ def serve(
 class FrontendProcess:
     """Started on entry, killed on exit if it is still there. `port` and `engine` may be those of
     another one. `missing`: so many more engines, of which nothing comes, behind it in `addresses`.
+    `ready`: None: it has been sent nothing yet, and does not listen.
     """
 
     def __init__(
         self,
         engine: FakeEngine | None = None,
         port: int | None = None,
-        ready: bool = True,
+        ready: bool | None = True,
         patches: dict[str, float] | None = None,
         name: str = "frontend",
         infos: Sequence[EngineInfo] = (INFO,),
@@ -83,8 +84,11 @@ class FrontendProcess:
         self.process.start()
         theirs.close()
         self.http = self.client()
+        if self._ready is None:
+            return self
+        self.control.send(Restarts())
         if self._ready:
-            self.control.send(Serving(self.infos))
+            self.serve(Serving(self.infos))
             self.until(lambda health: health.status_code == 200)
         else:
             self.until(lambda health: True)
@@ -99,6 +103,11 @@ class FrontendProcess:
         if self._own_engine:
             self._own_engine.__exit__()
         self._folder.cleanup()
+
+    def serve(self, serving: Serving) -> None:
+        """Say, as the supervisor does, that an engine serves, and then that all front ends know of it."""
+        self.control.send(serving)
+        self.control.send(AllServe(serving.engine))
 
     def client(self) -> httpx.Client:
         """Connections of its own."""

@@ -217,7 +217,7 @@ def test_a_model_that_is_not_ready_is_waited_for(watched, engine):
     with FrontendProcess(engine, ready=False, name="second") as process:
         page = watched.open(f"http://127.0.0.1:{process.port}")
         expect(page.get_by_text("The server is not ready yet. Waiting for it …")).to_be_visible()
-        process.control.send(Serving(process.infos))
+        process.serve(Serving(process.infos))
         expect(page.get_by_text("The server is not ready yet. Waiting for it …")).to_be_hidden()
         expect(page.get_by_label("Model")).to_have_value("fake-rwkv")
 

@@ -20,7 +20,16 @@ from native_calls import V1
 from serving import until
 
 from routes.http.stream import HEARTBEAT_EVERY
-from rwkv_batch.wire.supervision import Drain, EngineLost, Restarts, Serving, Stalled
+from rwkv_batch.wire.supervision import (
+    AllServe,
+    Begun,
+    Drain,
+    EngineLost,
+    Restarts,
+    Serving,
+    Stalled,
+    Taken,
+)
 
 FLOOD = {
     "contents": ["flood" + "x" * (1 << 20)],
@@ -52,7 +61,7 @@ def test_without_an_engine_it_says_so():
             assert int(answer.headers["retry-after"]) > 0
             assert "loading" in str(answer.json()["error"])
         assert post(process, "a", max_tokens=-1).status_code == 503
-        process.control.send(Serving([INFO]))
+        process.serve(Serving([INFO]))
         assert process.until(lambda h: h.status_code == 200).json() == {
             "status": "ready",
             "model": "fake-rwkv",
@@ -72,14 +81,14 @@ def test_the_probes_say_why_no_request_would_be_answered():
     """/health/live says that a process lives, and /health is what it was."""
     with FrontendProcess(ready=False) as process:
         assert "loading" in ready(process, "loading")["reason"]
-        process.control.send(Serving([INFO]))
+        process.serve(Serving([INFO]))
         assert ready(process, "ready") == {"status": "ready"}
         process.control.send(Stalled(0, 12.0))
         assert "made no step for 1" in ready(process, "stalled")["reason"]
         assert process.http.get("/health").status_code == 200
         process.control.send(Stalled(0, 0))
         ready(process, "ready")
-        process.control.send(Serving([INFO], engine=1))
+        process.serve(Serving([INFO], engine=1))
         process.control.send(Stalled(1, 12.0))
         process.control.send(Drain(0))
         process.process.join()
@@ -87,13 +96,32 @@ def test_the_probes_say_why_no_request_would_be_answered():
     assert ["loading" in said[0], "no step" in said[1], len(said)] == [True, True, 2], "once each"
 
 
+def test_it_is_ready_when_the_others_know_too_and_answers_before_that():
+    with FrontendProcess(ready=False) as process:
+        process.control.send(Serving([INFO]))
+        process.until(lambda _: post(process, "a").status_code == 200)
+        assert "loading" in ready(process, "loading")["reason"]
+        assert process.http.get("/health").status_code == 503
+        assert process.control.recv() == Begun() and process.control.recv() == Taken()
+        process.control.send(AllServe())
+        ready(process, "ready")
+
+
+def test_one_that_is_started_later_knows_what_serves_before_it_listens():
+    with FrontendProcess(ready=None) as process:
+        process.control.send(Serving([INFO]))
+        process.control.send(Restarts())
+        assert [process.control.recv(), process.control.recv()] == [Taken(), Begun()]
+        assert post(process, "a").status_code == 200
+
+
 def test_one_engine_of_two_that_stalls_leaves_the_other():
     with FrontendProcess() as process:
-        process.control.send(Serving([INFO], engine=1))
+        process.serve(Serving([INFO], engine=1))
         process.control.send(Stalled(1, 12.0))
         process.control.send(EngineLost(2))  # which comes behind it
         assert ready(process, "loading")["status"] == "loading"
-        process.control.send(Serving([INFO], engine=0))
+        process.serve(Serving([INFO], engine=0))
         ready(process, "ready")
 
 
@@ -107,9 +135,9 @@ def test_of_several_engines_it_says_what_each_does():
             return process.http.get("/health/ready").status_code == 200
 
         assert not become("down", "down")
-        process.control.send(Serving([INFO], engine=1))
+        process.serve(Serving([INFO], engine=1))
         assert become("down", "ready")
-        process.control.send(Serving([INFO], engine=0))
+        process.serve(Serving([INFO], engine=0))
         assert become("ready", "ready")
         process.control.send(Stalled(0, 12.0))
         assert become("stalled", "ready")
@@ -140,14 +168,14 @@ def test_an_engine_that_has_died_is_not_ready_before_the_supervisor_says_so():
         assert process.until(lambda h: h.status_code == 503).json()["status"] == "loading"
         process.control.send(EngineLost())
         with FakeEngine(process.engine.address):
-            process.control.send(Serving([INFO]))
+            process.serve(Serving([INFO]))
             ready(process, "ready")
             assert post(process, "a").status_code == 200
 
 
 def test_one_engine_of_two_that_has_died_is_down_before_the_supervisor_says_so():
     with FrontendProcess(missing=1) as process, FakeEngine(process.addresses[1]):
-        process.control.send(Serving([INFO], engine=1))
+        process.serve(Serving([INFO], engine=1))
         wanted = {"engine-0": "down", "engine-1": "ready"}
         process.engine.__exit__()
         process.until(lambda _: process.http.get("/health/ready").json()["engines"] == wanted)
@@ -168,7 +196,7 @@ def test_a_lost_engine_fails_what_runs_and_can_come_back():
         assert "engine" in json.loads(rest[-2].removeprefix("data: "))["error"]
         assert "engine" in waiting.result().json()["error"]
         assert process.http.get("/health").json() == {"status": "loading"}
-        process.control.send(Serving([INFO]))
+        process.serve(Serving([INFO]))
         process.until(lambda h: h.status_code == 200)
         assert post(process, "a").status_code == 200
 

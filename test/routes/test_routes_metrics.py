@@ -123,7 +123,7 @@ def test_it_answers_while_there_is_no_engine(server):
     assert samples[f"{PREFIX}restarts_total", (("process", "engine"),)] == 1
     assert samples[f"{PREFIX}restarts_total", (("process", "frontend"),)] == 2
     assert server.http.get("/stats").status_code == 503
-    server.control.send(Serving([INFO]))
+    server.serve(Serving([INFO]))
     server.until(lambda health: health.status_code == 200)
     assert parsed(server.http.get("/metrics"))[up] == 1
 

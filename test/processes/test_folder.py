@@ -53,7 +53,8 @@ def test_pythons_own_temporary_files_go_there_if_it_has_no_place(
         raise FileNotFoundError("No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", none)
-    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", "")  # so that it is as before afterwards
+    monkeypatch.delenv("TMPDIR")
     with runtime_folder([short_path]) as folder:
         assert os.environ["TMPDIR"] == str(folder)
 

@@ -27,7 +27,6 @@ class Readiness:
     def serves(self, engine: int) -> None:
         """That engine is ready, and all front ends send requests to it."""
         self._serving.add(engine)
-        self._silent.pop(engine, None)
 
     def lost(self, engine: int) -> None:
         """That engine has died."""

@@ -31,8 +31,7 @@ class Removal:
             path.unlink(missing_ok=True)
         except OSError as error:
             log.error("%s cannot be removed now (%s)", path, error.strerror)
-            with self._lock, suppress(FileNotFoundError):
-                self._left[path] = _identity(path)
+            self._note(path)
         with self._lock:
             if self._left and self._thread is None:
                 self._thread = threading.Thread(target=self._try_again, name="removal", daemon=True)
@@ -40,6 +39,17 @@ class Removal:
                     self._thread.start()
                 except RuntimeError:  # there can be no further thread now; the next file starts one
                     self._thread = None
+
+    def _note(self, path: Path) -> None:
+        """It could not be removed."""
+        try:
+            identity = _identity(path)
+        except FileNotFoundError:
+            return
+        except OSError:
+            identity = None
+        with self._lock:
+            self._left[path] = identity
 
     def _try_again(self) -> None:
         while True:
@@ -55,20 +65,15 @@ class Removal:
 
 
 def _remove_the_same(path: Path, before: Identity | None) -> None:
-    """Raises OSError if the file is there as before, and cannot be removed."""
+    """Raises OSError if the file is there as before and cannot be removed, or cannot be looked at."""
     with suppress(FileNotFoundError):
-        if before in (None, _identity(path)):
+        if before is None or _identity(path) == before:
             path.unlink()
 
 
-def _identity(path: Path) -> Identity | None:
-    """Raises FileNotFoundError."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        return None
+def _identity(path: Path) -> Identity:
+    """Raises OSError."""
+    found = os.stat(path)
     return found.st_dev, found.st_ino
 
 

@@ -38,8 +38,8 @@ def write(images: Path, turn: int, image: "Tensor") -> None:
     Several processes may write that of one turn at once, as each finds that it is missing.
     """
     part, data = images / f"{turn}.{token_hex(8)}.part", image.numpy().data
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             while data:
                 data = data[os.write(descriptor, data) :]

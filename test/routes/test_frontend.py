@@ -102,8 +102,11 @@ def test_it_is_ready_when_the_others_know_too_and_answers_before_that():
         process.until(lambda _: post(process, "a").status_code == 200)
         assert "loading" in ready(process, "loading")["reason"]
         assert process.http.get("/health").status_code == 503
+        process.control.send(Stalled(0, 12.0))  # meanwhile
         assert process.control.recv() == Begun() and process.control.recv() == Taken()
         process.control.send(AllServe())
+        ready(process, "stalled")
+        process.control.send(Stalled(0, 0))
         ready(process, "ready")
 
 

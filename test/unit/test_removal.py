@@ -1,9 +1,11 @@
 """Files that the system does not let go at once."""
 
 import errno
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from serving import until
@@ -42,6 +44,27 @@ def test_a_file_goes_by_itself_as_soon_as_it_can(tmp_path: Path, kept: Callable[
         remove(file)
     until(lambda: not any(file.exists() for file in files), SOON)
     assert len(tried) >= 6 and caplog.text.count("cannot be removed now (Input/output error)") >= 2
+
+
+def test_one_that_cannot_be_looked_at_for_a_while_goes_all_the_same(
+    tmp_path: Path, kept: Callable[[int], list[Path]], monkeypatch: pytest.MonkeyPatch
+):
+    file, os_stat, looks = tmp_path / "a", os.stat, list[object]()
+    file.write_bytes(b"x")
+
+    def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if path == file:
+            looks.append(path)
+            if len(looks) == 2:  # when it is tried again for the first time
+                raise OSError(errno.EIO, "Input/output error")
+        return os_stat(path, *arguments, **options)
+
+    kept(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat)
+        Removal().remove(file)
+        until(lambda: len(looks) > 2, SOON)
+    until(lambda: not file.exists(), SOON)
 
 
 def test_another_file_of_its_name_stays(tmp_path: Path, kept: Callable[[int], list[Path]]):

@@ -118,7 +118,11 @@ def test_a_turn_that_another_server_has_overtaken_is_refused_though_its_session_
 ) -> None:
     one, two = cluster.start(), cluster.start()
     one.say(PROMPTS[0], "a")
-    turns = {driver: driver.add([7, 8], "a", max_tokens=30, flush_tokens=1) for driver in (one, two)}
+    # That of the second is still under way when its server has looked the session up for the deletion.
+    lengths = {one: 30, two: 2000}
+    turns = {
+        driver: driver.add([7, 8], "a", max_tokens=most, flush_tokens=1) for driver, most in lengths.items()
+    }
     for driver, name in turns.items():
         while not driver.text(name):
             driver.step()

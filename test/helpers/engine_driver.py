@@ -10,7 +10,15 @@ from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.commands import Command
-from rwkv_batch.wire.protocol import CommandReply, Event, GenerateRequest, Progress, Sampling, SessionTurn
+from rwkv_batch.wire.protocol import (
+    CommandReply,
+    Event,
+    GenerateRequest,
+    Progress,
+    Rejected,
+    Sampling,
+    SessionTurn,
+)
 
 WEIGHTS = tiny(vocab=400)
 PROMPTS = [[5, 6, 7], [300], list(range(20, 60)), [9, 9, 9, 9]]
@@ -89,8 +97,8 @@ class Driver:
     def ask(self, command: Command) -> CommandReply:
         self.events.pop(command.id, None)  # of a command before
         self.engine.command((b"test", command.id), command)
-        (reply,) = self.until(command.id, (CommandReply,))
-        assert isinstance(reply, CommandReply)
+        (reply,) = self.until(command.id, (CommandReply, Rejected))
+        assert isinstance(reply, CommandReply), reply
         return reply
 
     def conversation(self, session: str, prompts: Sequence[list[int]] = PROMPTS, **fields) -> list:

@@ -94,7 +94,7 @@ def kind_of(path: str) -> str:
         (r".*\.images/.*\.part|images/.*/states/.*\.part", "image being written"),
         (r"images/rwkv_states-[^/]*/index\.db.*", "index of images"),
         (r"tmp/rwkv-[^/]*/counts/.*", "counts of requests"),
-        (r"tmp/tmp.*", "temporary file"),
+        (r"tmp/rwkv-[^/]*/upload-.*", "upload"),
     ):
         if re.fullmatch(pattern, path):
             return kind
@@ -231,7 +231,6 @@ def fail_each(
 ) -> None:
     """All points of a step and a kind of calls, each of which is printed if it is wrong."""
     began, before = time.monotonic(), len(found)
-    place.restarted = place.restarted or step in RESTARTS
     for point in points(place, faults, step, error, calls):
         found.append(point)
         if point.wrong:

@@ -168,6 +168,7 @@ class FrontendConfig(ProcessConfig):
     keys: str | None = None  # the file of keys, which are taken beside the password; None: there are none
     keys_copy: str = ""  # where the server keeps what it has read of that file last
     homes: str = ""  # where front ends note which of several engines has a session
+    uploads: str | None = None  # where files are that an engine is to read; None: with other temporary files
     audit_log: str | None = None  # the file in which requests are noted, chained by hashes; None: in none
     traces: str | None = None  # where spans are sent, by OTLP over HTTP; None: there are none
     metric_names: MetricNames = "rwkv"  # of /metrics, unless it is asked for others

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rwkv_batch import packages
 from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig, is_url, on_each
+from rwkv_batch.disk import uploads
 from rwkv_batch.keys.records import KeysError, read_and_copy
 from rwkv_batch.logs import begin_logging
 from rwkv_batch.ops.compiled.bytecode import keep_bytecode
@@ -26,7 +27,7 @@ from rwkv_batch.ops.torch_libraries import loading_libraries
 from rwkv_batch.processes.acknowledging import Acknowledged
 from rwkv_batch.processes.announcing import announce
 from rwkv_batch.processes.changes import ChangeQueue
-from rwkv_batch.processes.child import FAILED, REFUSED, Child, LaterStarts, end_all
+from rwkv_batch.processes.child import FAILED, REFUSED, CannotStart, Child, LaterStarts, end_all
 from rwkv_batch.processes.cores import stay_near
 from rwkv_batch.processes.databases import Databases
 from rwkv_batch.processes.engines import EngineProcess
@@ -202,6 +203,8 @@ class Supervisor:
             self._engines.append(EngineProcess(number, name, run_engine, configs, address, pulse))
         try:
             (folder / COUNTS).mkdir()
+            frontend = replace(self._config.frontend, uploads=str(folder))
+            self._config = replace(self._config, frontend=frontend)
             self._copy_keys(folder / KEYS)
             if self._several:
                 self._make_homes(folder / HOMES)
@@ -442,9 +445,13 @@ class Supervisor:
         return None
 
     def _start_frontend(self, place: FrontendPlace) -> None:
-        """One that answers HTTP, or that runs batches."""
+        """One that answers HTTP, or that runs batches. Raises CannotStart."""
         self._frontends_started += 1
         name = f"{place.kind}-{self._frontends_started}"
+        try:
+            uploads.remove_of_others(self._folder, {child.process.pid for child in self._frontends})
+        except OSError as error:
+            raise CannotStart(name, error) from error
         target = run_batches if place.kind == BATCHES else run_frontend
         addresses = [engine.address for engine in self._engines]
         frontend = Child(name, target, self._config.frontend, name, addresses, str(self._folder / COUNTS))

@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-import tempfile
 import time
 import uuid
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,7 +24,7 @@ from routes.http.start_states import DEFAULTS, TEMPLATE, describe, is_member
 from routes.native.schemas import Real
 from routes.native.shapes import ListedState, ListedStates, UploadedState
 from rwkv_batch.chat.checkpoints import ThinkType
-from rwkv_batch.disk import removal
+from rwkv_batch.disk import removal, uploads
 from rwkv_batch.wire.commands import ListStartStates, PutStartState, RemoveStartStates
 from rwkv_batch.wire.protocol import StartStateInfo
 
@@ -120,7 +119,7 @@ async def upload(front: Frontend, http: HttpRequest) -> Response:
         raise ApiError(409, f"There is a start state {fields.state_id} already; delete it first.")
     description = {"original_filename": path.name, "size_bytes": len(data), **fields.given()}
     loop = asyncio.get_running_loop()
-    file = await loop.run_in_executor(None, _write, data)
+    file = await loop.run_in_executor(None, uploads.write, data, front.settings.uploads)
     try:
         info = await put(front, model, fields.state_id, file, fields.state_layout, description)
     except ApiError as error:
@@ -203,16 +202,6 @@ async def put(
     encoded = json.dumps(description).encode()
     command = PutStartState(uuid.uuid4().hex, name, file, layout, encoded, to_model=model)
     return (await front.ask(command, READ_WITHIN)).start_states[0]
-
-
-def _write(data: bytes) -> str:
-    """A temporary file. Its bytes say what it is, and nothing that a client sends is a part of its name."""
-    with tempfile.NamedTemporaryFile(delete=False) as file, ExitStack() as undo:
-        undo.callback(removal.remove, Path(file.name))
-        file.write(data)
-        file.flush()
-        undo.pop_all()  # it is whole
-    return file.name
 
 
 def _to_json(info: StartStateInfo) -> ListedState:

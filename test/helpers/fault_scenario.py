@@ -72,7 +72,6 @@ class Scenario:
     """
 
     server: Server
-    restarted = False  # a process has died: what a front end has counted stays in temporary files then
     before_kill: Callable[[], None] = staticmethod(lambda: None)  # is called just before one is killed
 
     def __init__(self, folder: Path, *flags: str, engines: int = 1, shell: str = 'exec "$@"') -> None:
@@ -480,10 +479,8 @@ class Scenario:
         found["the database"] = self.rows()
         names = (str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
         found["the disk"] = Counter(name for name in names if not KEPT.fullmatch(name))
-        if not self.restarted:
-            temporary = (self.folder / "tmp").rglob("*")
-            number = sum(1 for path in temporary if path.parent.name != "counts")
-            found["the disk"]["of temporary files"] = number
+        temporary = (self.folder / "tmp").rglob("*")
+        found["the disk"]["of temporary files"] = sum(1 for path in temporary if path.parent.name != "counts")
         return dict(found)
 
     def _counted(self) -> Counter[str]:
@@ -495,6 +492,10 @@ class Scenario:
             held.update({"rows": model["running"], "rows that wait": model["waiting"]})
             held.update({f"sessions in {tier}": number for tier, number in model["sessions"].items()})
         return held
+
+    def uploads(self) -> set[Path]:
+        """Files that front ends have written for an engine to read."""
+        return {*(self.folder / "tmp").glob("*/upload-*")}
 
     def rows(self) -> Counter[str]:
         """Rows of the SQLite file of sessions: no text of one that is deleted may stay."""

@@ -10,8 +10,11 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
+import httpx
 from fault_scenario import BACK, GREEDY, PATIENCE, SETTLED, Refused, Scenario, Wrong, output_text
 from serving import ROOT, alive, until
 
@@ -19,6 +22,7 @@ from rwkv_batch.state.entries import UNKNOWN
 
 EXACT = {"temperature": 0, "max_tokens": 4}
 ENDLESS = GREEDY | {"max_tokens": 400, "chunk_size": 1}
+MANY = 20  # uploads, of which one is cut
 LONG = "The dog sees the house and the cat sees the dog. " * 3  # more tokens than are replayed
 
 Step = Callable[[Scenario], None]
@@ -330,9 +334,45 @@ def engine_killed_in_use(place: Scenario) -> None:
     turns(place)
 
 
+def front_end_killed_in_upload(place: Scenario) -> None:
+    """What it has written for an engine to read does not stay."""
+    found, before = place.server.children(), place.uploads()
+    place.before_kill()
+    for _ in range(MANY):
+        if pid := _killed_in_upload(place, before):
+            until(lambda pid=pid: not alive(pid), SETTLED)
+            break
+    until(lambda: place.uploads() == before, BACK)
+    until(lambda: len(place.server.children()) == len(found), BACK)
+    until(lambda: place.ready_again, BACK)
+    start_state(place)
+
+
+def _killed_in_upload(place: Scenario, before: set[Path]) -> int | None:
+    """The front end that was killed while a file of its was there; None: the upload was over before."""
+    form = {"data": {"state_id": place.name("cut")}, "files": {"file": ("cut.pth", bytes(64 << 20))}}
+    headers = {"Authorization": f"Bearer {place.keys['boss']}"}
+
+    def upload() -> None:
+        with suppress(httpx.TransportError):  # no state is in these bytes, and the connection may be cut
+            httpx.post(place.server.url + "/v1/state/upload", headers=headers, timeout=PATIENCE, **form)
+
+    asking = Thread(target=upload)
+    asking.start()
+    found = set[Path]()
+    while asking.is_alive() and not found:
+        found = place.uploads() - before
+    pid = int(found.pop().name.split("-")[1]) if found else None
+    if pid:
+        os.kill(pid, signal.SIGKILL)
+    asking.join()
+    return pid
+
+
 # Steps that take seconds: processes that begin, over what is on the disk.
 RESTARTS = {
     "front end restarted": _killed("frontend", chat),
+    "front end killed in an upload": front_end_killed_in_upload,
     "batches restarted": _killed("batches", batch),
     "database restarted": _killed("sessions.db", turns),
     "engine restarted": _killed("engine", turns),

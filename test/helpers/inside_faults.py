@@ -98,7 +98,6 @@ def points(
     Of allocations, of which a step has thousands, ever fewer are taken.
     """
     for step in steps:
-        place.restarted = place.restarted or step in RESTARTS
         for kind in kinds:
             roles, errors = CALLS[kind]
             for role, error in ((role, error) for role in roles for error in range(errors)):

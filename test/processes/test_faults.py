@@ -30,11 +30,11 @@ POINTS = (
     ("files", Call.WRITE, ENOSPC, "batches/batches.db-wal", 0),
     ("files", Call.READ, EIO, "batches/file-", 0),
     ("files", Call.UNLINK, EIO, "batches/file-", 0),
-    ("start_state", Call.OPEN, EMFILE, "tmp/tmp", 0),
-    ("start_state", Call.WRITE, ENOSPC, "tmp/tmp", 0),
-    ("start_state", Call.READ, EIO, "tmp/tmp", 0),
-    ("start_state", Call.UNLINK, EIO, "tmp/tmp", 0),
-    ("start_state", Call.READ, EIO, "tmp/tmp", 2),
+    ("start_state", Call.OPEN, EMFILE, "/upload-", 0),
+    ("start_state", Call.WRITE, ENOSPC, "/upload-", 0),
+    ("start_state", Call.READ, EIO, "/upload-", 0),
+    ("start_state", Call.UNLINK, EIO, "/upload-", 0),
+    ("start_state", Call.READ, EIO, "/upload-", 2),
     ("adapter", Call.OPEN, EMFILE, "capitals.pth", 2),
     ("batch", Call.OPEN, EMFILE, "batches/file-", 2),  # by the process that runs its rows
     ("batch", Call.READ, EIO, "batches/batches.db-wal", 0),
@@ -74,8 +74,6 @@ def test_one_call_fails(
         until(lambda: faults.fired)
     fault = faults.disarm()
     assert fault and only in fault.path, f"{step} has no such call any more: {said}"
-    if call is Call.UNLINK:  # the file is removed with the next one
-        assert place.run(STEPS[step]) == ""
     assert place.check() == [], f"{fault}: {said}"
 
 
@@ -110,4 +108,9 @@ def test_an_engine_that_lacks_a_file_as_it_starts_again_is_started_once_more(
     faults.arm(Call.OPEN, EMFILE, 0, "sessions.db.lock")
     assert place.run(RESTARTS["engine restarted"]) == ""
     assert faults.disarm()
+    assert place.check() == []
+
+
+def test_a_front_end_that_is_killed_in_an_upload_leaves_no_file(place: Scenario) -> None:
+    assert place.run(RESTARTS["front end killed in an upload"]) == ""
     assert place.check() == []

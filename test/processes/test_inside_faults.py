@@ -45,7 +45,6 @@ def place(faults: InsideFaults) -> Iterator[Scenario]:
 def test_an_engine_that_is_started_again_lacks_a_thread(place: Scenario, faults: InsideFaults) -> None:
     """Who was being answered and who asks meanwhile get an answer, and nothing acknowledged is lost."""
     place.note()
-    place.restarted = True
     for role, number, where in POINTS:
         faults.arm("thread", role, 0, number)
         assert place.run(RESTARTS["engine killed in use"]) == ""
@@ -61,7 +60,6 @@ def test_the_other_engine_serves_while_one_lacks_a_thread(faults: InsideFaults) 
     folder = new_folder()
     with Scenario(folder, engines=2, shell=faults.shell) as place:
         place.note()
-        place.restarted = True
         for number, where in POINTS_OF_TWO:
             key = place.name("kept")
             place.say(key, "My name is Ben.")

@@ -229,11 +229,14 @@ def read_and_copy(path: str | Path, copy: str | Path) -> list[Key]:
     with _changing(Path(copy)):
         keys = read(path)
         new = Path(f"{copy}.new")
-        with suppress(OSError):
+        try:
             descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(msgspec.json.encode(KeyFile(keys)))
             os.replace(new, copy)
+        except OSError:
+            with suppress(OSError):  # the next one is written over it
+                new.unlink(missing_ok=True)
     return keys
 
 

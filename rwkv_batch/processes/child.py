@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import queue
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -38,7 +39,8 @@ class Child:
             raise CannotStart(name, error) from error
         try:
             self._sender.start()
-            self.process = spawn.Process(target=target, args=(*args, theirs), name=name)
+            place = tempfile.gettempdir()  # known since the server began
+            self.process = spawn.Process(target=_begin, args=(place, target, *args, theirs), name=name)
             self.process.start()
         except (OSError, RuntimeError) as error:  # of a process, of a thread
             self._outbox.put(None)
@@ -72,6 +74,12 @@ class Child:
         with suppress(OSError):  # it has died, which its sentinel reports
             while (message := self._outbox.get()) is not None:
                 self.control.send(message)
+
+
+def _begin(place: str, target: Callable[..., None], *args: object) -> None:
+    """In the new process, which would find the folder for temporary files by writing one into each."""
+    tempfile.tempdir = place
+    target(*args)
 
 
 class LaterStarts:

@@ -16,7 +16,7 @@ from enum import IntEnum
 from pathlib import Path
 
 import power_cut
-from serving import until
+from serving import alive, until
 
 KINDS = 16
 ALWAYS = 1 << 40  # times: until it is disarmed
@@ -130,7 +130,8 @@ class Faults:
         page.kind = 0
         if page.times == self._times:
             return None
-        until(lambda: bool(page.fired))  # a call has been chosen, which may be noting what it is
+        # A call has been chosen, which may be noting what it is, unless its process has been killed over it.
+        until(lambda: bool(page.fired or (page.process and not alive(page.process))))
         path = page.path.decode(errors="replace")
         path = os.path.relpath(path, self.prefix) if path.startswith("/") else path
         fault = Fault(self._armed, page.error, page.fired, page.process, path, self._caller())

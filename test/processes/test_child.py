@@ -3,6 +3,7 @@
 import errno
 import multiprocessing.util
 import os
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +23,10 @@ def answer(control: Connection) -> None:
     control.recv()
 
 
+def name_place(control: Connection) -> None:
+    control.send(tempfile.tempdir)
+
+
 def _no_process(*arguments: object) -> int:
     raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
@@ -34,6 +39,13 @@ LACKS: dict[str, tuple[object, str, Callable[..., object]]] = {
     "processes": (multiprocessing.util, "spawnv_passfds", _no_process),
     "threads": (threading.Thread, "start", _no_thread),
 }
+
+
+def test_it_looks_for_no_folder_of_its_own_for_temporary_files() -> None:
+    """Looking is a file in each of them, which may stay."""
+    one = Child("one", name_place)
+    assert one.control.recv() == tempfile.gettempdir()
+    one.close()
 
 
 @pytest.mark.parametrize("what", LACKS)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -579,6 +580,18 @@ def test_what_a_turn_is_stored_with_counts_though_its_client_has_left(file, stor
     assert noted == [4 if stored else 3]
     (used,) = accounts.read_now("alice", "0000-00-00", "9999-99-99")
     assert used.completion_tokens == noted[0]
+
+
+def test_a_copy_that_cannot_be_put_in_its_place_leaves_nothing(file, monkeypatch):
+    records.add(file, Key("alice", "", 0, 0.0))
+    copy = file.with_name("copy")
+    records.read_and_copy(file, copy)
+    before, files = copy.read_bytes(), set(file.parent.iterdir())
+    records.add(file, Key("bob", "", 0, 0.0))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        assert [key.name for key in records.read_and_copy(file, copy)] == ["alice", "bob"]
+    assert copy.read_bytes() == before and set(file.parent.iterdir()) == files
 
 
 @pytest.mark.parametrize("damage", [lambda file: file.write_text("{"), Path.unlink], ids=["damaged", "gone"])

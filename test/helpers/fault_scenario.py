@@ -72,6 +72,7 @@ class Scenario:
     """
 
     server: Server
+    processes: int  # of the server, once it has begun
     before_kill: Callable[[], None] = staticmethod(lambda: None)  # is called just before one is killed
 
     def __init__(self, folder: Path, *flags: str, engines: int = 1, shell: str = 'exec "$@"') -> None:
@@ -136,6 +137,12 @@ class Scenario:
             return self.ready
 
         until(serves, BACK)
+        self.processes = len(self.server.children())
+
+    @property
+    def whole(self) -> bool:
+        """Whether all processes run: one may have died as it began, because a call of its failed."""
+        return len(self.server.children()) == self.processes
 
     def stop(self) -> int:
         self.http.close()

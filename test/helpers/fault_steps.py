@@ -289,6 +289,7 @@ STEPS: dict[str, Step] = {
 def _killed(role: str, use: Step) -> Step:
     def step(place: Scenario) -> None:
         """A process of that role is killed, and another one does its work soon, which `use` needs."""
+        until(lambda: place.whole, BACK)
         found = place.server.children()
         name = next((name for name in found if name.startswith(role)), None)
         if name is None:  # one engine has no process that writes for it
@@ -296,7 +297,7 @@ def _killed(role: str, use: Step) -> Step:
         place.before_kill()
         os.kill(found[name], signal.SIGKILL)
         until(lambda: not alive(found[name]), SETTLED)
-        until(lambda: len(place.server.children()) == len(found), BACK)
+        until(lambda: place.whole, BACK)
         until(lambda: place.ready_again, BACK)
         use(place)
 
@@ -336,14 +337,15 @@ def engine_killed_in_use(place: Scenario) -> None:
 
 def front_end_killed_in_upload(place: Scenario) -> None:
     """What it has written for an engine to read does not stay."""
-    found, before = place.server.children(), place.uploads()
+    until(lambda: place.whole, BACK)
+    before = place.uploads()
     place.before_kill()
     for _ in range(MANY):
         if pid := _killed_in_upload(place, before):
             until(lambda pid=pid: not alive(pid), SETTLED)
             break
     until(lambda: place.uploads() == before, BACK)
-    until(lambda: len(place.server.children()) == len(found), BACK)
+    until(lambda: place.whole, BACK)
     until(lambda: place.ready_again, BACK)
     start_state(place)
 

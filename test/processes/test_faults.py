@@ -12,7 +12,7 @@ from fault_scenario import Refused, Scenario, new_folder
 from fault_steps import RESTARTS, STEPS
 from faults import Call, Faults
 from power_cut import missing
-from serving import until
+from serving import alive, until
 from tools import absent
 
 # A step, the call that fails in it, with which error, on which files, and how many of these go well before.
@@ -112,5 +112,7 @@ def test_an_engine_that_lacks_a_file_as_it_starts_again_is_started_once_more(
 
 
 def test_a_front_end_that_is_killed_in_an_upload_leaves_no_file(place: Scenario) -> None:
+    (before,) = (pid for name, pid in place.server.children().items() if name.startswith("frontend"))
     assert place.run(RESTARTS["front end killed in an upload"]) == ""
+    assert not alive(before), "each upload was over before"
     assert place.check() == []
